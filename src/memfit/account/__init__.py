@@ -1,0 +1,1 @@
+"""The account: a model is compiled into a profile of integer coefficients, one function evaluates it."""

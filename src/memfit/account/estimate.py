@@ -1,0 +1,107 @@
+"""The memory of every rank: what `evaluate` returns. Integers of bytes; see section "three numbers" in docs/concepts.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+COMPONENTS = ("weights", "gradients", "master_weights", "optimizer_states", "activations", "logits", "kv_cache",
+              "recurrent_state", "inputs", "temporary", "communication", "workspace", "cuda_graphs", "context",
+              "fragmentation")  # fmt: skip
+COUNTED_IN = {"context": "device", "communication": "device", "cuda_graphs": "device", "fragmentation": "reserved"}
+"""At which of the three numbers a component enters; `allocated` when not named here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One row of the answer. `bytes` is its own maximum over the phases, `at_peak_bytes` what it holds in the binding phase."""
+
+    name: str
+    bytes: int
+    at_peak_bytes: int
+    low_bytes: int
+    high_bytes: int
+    basis: str
+    """exact | modelled | calibrated | assumed"""
+    formula: str
+    """With the numbers in it: `8,030,261,248 x 2 B`."""
+    source: str = ""
+
+    @property
+    def counted_in(self) -> str:
+        """allocated | reserved | device"""
+        return COUNTED_IN.get(self.name, "allocated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A moment of the run: the largest allocation within it and the components that make it up."""
+
+    name: str
+    allocated_bytes: int
+    components: dict[str, int]
+    first_step: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The three numbers at the binding phase. `low`/`high` bound `device_bytes` at 90 %; `safe` is its one-sided 99 % bound."""
+
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    safe_bytes: int
+    where: str = ""
+    """In words: which block of which phase binds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One device of the mesh; ranks with equal memory are reported once, with their count."""
+
+    rank: str
+    count: int
+    components: tuple[Component, ...]
+    phases: tuple[Phase, ...]
+    peak: Peak
+    kept_bytes: int | None = None
+    """Training: what autograd holds when forward and loss have run (no parameters, no buffers)."""
+    forward_end_bytes: int | None = None
+    """Training: everything allocated at that moment."""
+    backward_end_bytes: int | None = None
+    """Training: everything allocated when backward has run and the optimizer has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """The KV cache of one device: `bytes_per_token` is the slope at long contexts (sliding layers no longer grow)."""
+
+    bytes_per_token: int
+    bytes_per_sequence: int
+    pool_bytes: int | None = None
+    pool_tokens: int | None = None
+    max_concurrency: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The memory of every rank of a job."""
+
+    ranks: tuple[Rank, ...]
+    host_bytes: int = 0
+    cache: CacheUse | None = None
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    trainable_parameters: int | None = None
+    """Parameters that the optimizer updates, adapters included; `None` if not counted."""
+
+    @property
+    def worst(self) -> Rank:
+        """The rank that binds."""
+        return max(self.ranks, key=lambda rank: rank.peak.device_bytes)
+
+    @property
+    def peak(self) -> Peak:
+        """The peak of the rank that binds."""
+        return self.worst.peak

@@ -1,0 +1,172 @@
+"""Bytes of weights, gradients and optimizer states, tensor by tensor.
+
+Every function takes the model's parameters with the number of times that each occurs; nothing is multiplied by a total count alone,
+because small tensors, embeddings and quantised matrices follow other rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from memfit.errors import UsageError
+from memfit.kernels import KernelPolicy
+from memfit.kernels.context import Context
+from memfit.kernels.tape import Tape
+from memfit.model import Model, Parameter
+from memfit.precision import DTYPE_BYTES
+
+BLOCKWISE_MINIMUM = 4096
+"""bitsandbytes keeps 32-bit states for tensors with fewer elements (optim/optimizer.py, min_8bit_size)."""
+BLOCKWISE_BLOCK = 256
+"""Elements that share an fp32 scale in an 8-bit state (optim/optimizer.py, blocksize 256)."""
+
+
+class Tensors(NamedTuple):
+    """A parameter of the model and how often it occurs."""
+
+    parameter: Parameter
+    repeat: int
+
+
+class Trained(NamedTuple):
+    """A trained tensor: elements, bytes of one, and how often it occurs."""
+
+    count: int
+    dtype: str
+    repeat: int
+    role: str
+
+
+class Optimizer(NamedTuple):
+    """States and the scratch of a step. `states`: number of tensors as large as the parameter; `state_bytes` None: its format.
+
+    scratch: foreach = temporaries of all parameters at once, loop = of the largest one, none = fused.
+    """
+
+    name: str
+    states: int
+    state_bytes: int | None = None
+    blockwise: bool = False
+    paged: bool = False
+    foreach_tensors: int = 0
+    loop_tensors: int = 0
+    source: str = ""
+
+
+_TORCH = "torch/optim/adam.py"
+OPTIMIZERS = {
+    one.name: one
+    for one in (
+        Optimizer("adamw-foreach", 2, foreach_tensors=1, source=f"{_TORCH} _multi_tensor_adam: exp_avg_sq_sqrt, one list as large as the parameters"),
+        Optimizer("adamw-fused", 2, source=f"{_TORCH} _fused_adam: no temporaries"),
+        Optimizer("adamw-loop", 2, loop_tensors=2, source=f"{_TORCH} _single_tensor_adam: the root and the denominator of one tensor"),
+        Optimizer("adamw-8bit", 2, 1, blockwise=True, source="bitsandbytes optim/optimizer.py Optimizer2State, block-wise 8 bit"),
+        Optimizer("paged-adamw-8bit", 2, 1, blockwise=True, paged=True, source="bitsandbytes: states in managed memory"),
+        Optimizer("sgd", 0, source="torch/optim/sgd.py: updates in place"),
+        Optimizer("sgd-momentum", 1, source="torch/optim/sgd.py: one momentum buffer in the parameter's format"),
+    )
+}
+"""Optimizers by name; `adamw` is torch's default, which is foreach on CUDA."""
+
+
+def find_optimizer(text: str) -> Optimizer:
+    """An optimizer by name, or `custom:states=2,bytes=4`.
+
+    Raises:
+        UsageError: a custom form that cannot be read.
+    """
+    if not text.startswith("custom:"):
+        return OPTIMIZERS["adamw-foreach" if text == "adamw" else text]
+    values = {"states": -1, "bytes": -1}
+    for part in text.removeprefix("custom:").split(","):
+        key, _, value = part.partition("=")
+        if key.strip() not in values or not value.strip().isdigit() or int(value) > 64:
+            raise UsageError(f"--optimizer {text!r}: write it like custom:states=2,bytes=4 (whole numbers up to 64)")
+        values[key.strip()] = int(value)
+    if min(values.values()) < 0:
+        raise UsageError(f"--optimizer {text!r} needs both states and bytes: custom:states=2,bytes=4")
+    return Optimizer(text, values["states"], values["bytes"], source="as given")
+
+
+def tensors_of(model: Model) -> list[Tensors]:
+    """Every tensor of the model once (tied ones are one tensor), with its repeat count."""
+    return [
+        Tensors(parameter, segment.repeat)
+        for segment in model.segments
+        for block in segment.blocks
+        for op in block.ops
+        for parameter in op.parameters
+        if not parameter.tied_to
+    ]
+
+
+def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
+    """Stored weights: elements x bytes of the format, or the quantised format's bytes for linear layers' matrices."""
+    element = DTYPE_BYTES[policy.precision.weight]
+    total = 0
+    for parameter, repeat in tensors:
+        if policy.quantized is not None and parameter.role == "linear" and len(parameter.shape) == 2:
+            total += repeat * policy.quantized.weight_bytes(*parameter.shape)
+        else:
+            total += repeat * parameter.count * element
+    return total
+
+
+def adapters(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
+    """The two factors beside each targeted linear: rank x in and out x rank."""
+    if policy.adapter is None:
+        return []
+    context = Context(Tape(policy.precision), policy)
+    found = []
+    for parameter, repeat in tensors:
+        adapter = context.adapter(parameter)
+        if adapter is not None:
+            rows, columns = parameter.shape
+            found += [
+                Trained(adapter.rank * columns, adapter.dtype, repeat, "adapter"),
+                Trained(rows * adapter.rank, adapter.dtype, repeat, "adapter"),
+            ]
+    return found
+
+
+def trained_tensors(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
+    """Everything that gets a gradient."""
+    if policy.adapter is not None:
+        return adapters(tensors, policy)
+    dtype = policy.precision.weight
+    return [Trained(parameter.count, dtype, repeat, parameter.role) for parameter, repeat in tensors]
+
+
+def gradient_bytes(trained: Iterable[Trained]) -> int:
+    """A gradient has its parameter's size and format."""
+    return sum(one.repeat * one.count * DTYPE_BYTES[one.dtype] for one in trained)
+
+
+def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
+    """Optimizer states: states x elements x bytes; block-wise 8 bit adds 4 bytes per 256 elements and spares small tensors.
+
+    2 (1 + 4/256) = 2.03125 bytes per parameter for two 8-bit states.
+    """
+    total = 0
+    for one in trained:
+        element = DTYPE_BYTES[one.dtype] if optimizer.state_bytes is None else optimizer.state_bytes
+        if optimizer.blockwise:
+            if one.count < BLOCKWISE_MINIMUM:
+                per_state = 4 * one.count
+            else:
+                per_state = one.count * element + 4 * -(-one.count // BLOCKWISE_BLOCK)
+        else:
+            per_state = one.count * element
+        total += one.repeat * optimizer.states * per_state
+    return total
+
+
+def step_scratch(optimizer: Optimizer, trained: list[Trained]) -> int:
+    """Temporaries of a step: as many lists of all parameters, or copies of the largest tensor, as the implementation makes."""
+    if optimizer.foreach_tensors:
+        return optimizer.foreach_tensors * gradient_bytes(trained)
+    largest = max((one.count * DTYPE_BYTES[one.dtype] for one in trained), default=0)
+    if optimizer.paged:
+        return max((state_bytes(optimizer, [one._replace(repeat=1)]) for one in trained), default=0)
+    return optimizer.loop_tensors * largest

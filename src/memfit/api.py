@@ -1,0 +1,241 @@
+"""The public facade: the only place where a string becomes a model, a cluster or a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import InputError, UsageError, did_you_mean
+from memfit.job import WORKLOADS, Dimensions, Hardware, Job, Overheads, Workload
+from memfit.options import build, options_of
+from memfit.units import format_count
+
+if TYPE_CHECKING:
+    from memfit.account.estimate import Estimate
+    from memfit.devices import Cluster
+    from memfit.fit.answer import Answer
+    from memfit.fit.overview import Overview
+    from memfit.job import Assumption
+    from memfit.model import Model
+
+__all__ = ["answer", "estimate", "load_model", "make_job", "make_workload", "overview"]
+
+
+def load_model(
+    source: str | os.PathLike[str] | Mapping[str, Any] | None = None, *, dimensions: Dimensions | Mapping[str, Any] | None = None
+) -> Model:
+    """A model from what the user names, or from its size or dimensions.
+
+    Args:
+        source: a preset, a Hub id, a path to a `config.json` or to a folder with one, `-`, a size such as `7B`, or the config
+            itself as a mapping.
+        dimensions: the model without a config (`params=7e9`, or `layers`, `hidden`, `heads` ...); beside a `source` only `head`.
+
+    Raises:
+        InputError: the source cannot be read, or its architecture is not known.
+        UsageError: neither or both are given, or the dimensions do not make a model.
+    """
+    given = _dimensions(dimensions)
+    if source is None or source == "":
+        return _model_without_config(given)
+    _refuse_both(given)
+    from memfit.families import build_model
+
+    if isinstance(source, Mapping):
+        name = source.get("_name_or_path") or source.get("model_type") or "model"
+        return build_model(source, name=str(name)[:200], source="a config given as a mapping", head=given.head)
+    from memfit.sources import load_config
+
+    text = os.fspath(source)
+    if not isinstance(text, str):
+        raise InputError("the path of a model is text, not bytes")
+    loaded = load_config(text)
+    model = build_model(loaded.config, name=loaded.name, source=loaded.source, head=given.head)
+    words = (text,) if given.head is None else (text, "--head", given.head)
+    return _said_how(model, words, loaded.assumptions)
+
+
+def _dimensions(dimensions: Dimensions | Mapping[str, Any] | None) -> Dimensions:
+    if dimensions is None:
+        return Dimensions()
+    return dimensions if isinstance(dimensions, Dimensions) else build(Dimensions, dimensions)
+
+
+def _given_flags(dimensions: Dimensions) -> list[str]:
+    """`--layers 32 --hidden 4096` in words, for the fields that were given."""
+    words: list[str] = []
+    for name, one in options_of(Dimensions).items():
+        value = getattr(dimensions, name)
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(one.flag if value else "--no-" + one.flag[2:])
+        else:
+            words += [one.flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return words
+
+
+def _refuse_both(dimensions: Dimensions) -> None:
+    flags = [word for word in _given_flags(dataclasses.replace(dimensions, head=None)) if word.startswith("--")]
+    if flags:
+        raise UsageError(f"a model was named, so {', '.join(flags)} cannot change it: leave out one or the other")
+
+
+def _model_without_config(given: Dimensions) -> Model:
+    words = tuple(_given_flags(given))
+    if not words:
+        raise UsageError("which model? Name a preset, a Hub id or a config.json, or give --params or --layers, --hidden and --heads")
+    from memfit import families
+
+    if given.activation_elements is not None:
+        if given.params is None:
+            raise UsageError("--activation-elements needs --params: the number of parameters")
+        return _said_how(families.from_counts(given.params, given.activation_elements), words)
+    from memfit.families.sizes import config_for_dimensions
+
+    sized = config_for_dimensions(given)
+    name = format_count(given.params) if given.params is not None else f"{sized.config['model_type']} by dimensions"
+    model = families.build_model(sized.config, name=name, source="size and dimensions on the command line", head=given.head)
+    model = dataclasses.replace(model, relative_uncertainty=sized.relative_uncertainty, stated_parameters=sized.parameters)
+    return _said_how(model, words, sized.assumptions)
+
+
+def _said_how(model: Model, words: tuple[str, ...], assumptions: Sequence[Assumption] = ()) -> Model:
+    """The model with the words that name it on a command line (for "what to run next") and what its source assumed."""
+    facts = {**model.facts, "arguments": words}
+    return dataclasses.replace(model, facts=facts, assumptions=(*assumptions, *model.assumptions))
+
+
+def make_workload(workload: Workload | Mapping[str, Any]) -> Workload:
+    """A workload from a mapping with its `kind` (train, finetune or infer) and any of the fields of that kind.
+
+    Raises:
+        UsageError: the kind or a field is unknown, or a value is refused.
+    """
+    if not isinstance(workload, Mapping):
+        return workload
+    kind = str(workload.get("kind", ""))
+    known = {**WORKLOADS, "serve": WORKLOADS["infer"]}
+    if kind not in known:
+        raise UsageError(f"unknown kind of workload {kind!r}{did_you_mean(kind, known)}; it is train, finetune or infer")
+    return build(known[kind], {name: value for name, value in workload.items() if name != "kind"})
+
+
+def make_job(
+    model: Model | str | os.PathLike[str] | Mapping[str, Any],
+    workload: Workload | Mapping[str, Any],
+    *,
+    on: str | Cluster | None = None,
+    headroom: float | str | None = None,
+    overheads: Overheads | Mapping[str, Any] | None = None,
+) -> Job:
+    """The whole question. Raises `InputError` or `UsageError` for what cannot be read."""
+    share = options_of(Hardware)["headroom"]
+    return Job(
+        model=_as_model(model),
+        workload=make_workload(workload),
+        overheads=_as_overheads(overheads),
+        cluster=_as_cluster(on),
+        headroom=share.default if headroom is None else share.parse(headroom),
+    )
+
+
+def _as_model(model: Model | str | os.PathLike[str] | Mapping[str, Any]) -> Model:
+    if isinstance(model, str | os.PathLike | Mapping):
+        return load_model(model)
+    return model
+
+
+def _as_overheads(overheads: Overheads | Mapping[str, Any] | None) -> Overheads:
+    if overheads is None:
+        return Overheads()
+    return overheads if isinstance(overheads, Overheads) else build(Overheads, overheads)
+
+
+def _as_cluster(on: str | Cluster | None) -> Cluster | None:
+    if not isinstance(on, str):
+        return on
+    from memfit.devices import parse_cluster
+
+    return parse_cluster(on)
+
+
+def answer(
+    model: Model | str | os.PathLike[str] | Mapping[str, Any],
+    workload: Workload | Mapping[str, Any],
+    *,
+    on: str | Cluster | None = None,
+    headroom: float | str | None = None,
+    overheads: Overheads | Mapping[str, Any] | None = None,
+) -> Answer:
+    """Will it fit, what are the limits, and what is the smallest change that makes it fit?
+
+    Args:
+        model: a model, or what `load_model` takes.
+        workload: `Training`, `FineTuning`, `Inference`, or a mapping such as `{"kind": "train", "batch": 4}`.
+        on: the devices (`"8xh100-80gb"`, `"4090"`, `"24GiB"`); without them there is no verdict.
+        headroom: share of the usable memory that is to stay free; a tenth if not given.
+        overheads: the runtime, and what it takes beside the tensors, set by hand.
+
+    Raises:
+        InputError, UsageError: what cannot be read or used. A job that does not fit is an answer, not an error.
+    """
+    from memfit import fit
+
+    return fit.answer(make_job(model, workload, on=on, headroom=headroom, overheads=overheads))
+
+
+def estimate(
+    model: Model | str | os.PathLike[str] | Mapping[str, Any],
+    workload: Workload | Mapping[str, Any],
+    *,
+    on: str | Cluster | None = None,
+    headroom: float | str | None = None,
+    overheads: Overheads | Mapping[str, Any] | None = None,
+) -> Estimate:
+    """The memory alone: components, phases and peak of every rank. Arguments and errors as in `answer`."""
+    from memfit import account
+
+    job = make_job(model, workload, on=on, headroom=headroom, overheads=overheads)
+    return account.estimate(account.resolve(job).job)
+
+
+def overview(
+    model: Model | str | os.PathLike[str] | Mapping[str, Any],
+    on: str | Cluster | Sequence[str | Cluster] | None = None,
+    *,
+    headroom: float | str | None = None,
+    overheads: Overheads | Mapping[str, Any] | None = None,
+) -> Overview:
+    """Which ways of using a model fit on the devices `on`, or on a row of common GPUs."""
+    from memfit import account
+    from memfit.fit import overview as table
+
+    share = options_of(Hardware)["headroom"]
+    return table.overview(
+        _as_model(model),
+        _clusters(on),
+        overheads=_as_overheads(overheads),
+        headroom=share.default if headroom is None else share.parse(headroom),
+        resolve=lambda job: account.resolve(job).job,
+        estimate=account.estimate,
+    )
+
+
+def _clusters(on: str | Cluster | Sequence[str | Cluster] | None) -> list[Cluster]:
+    from memfit.devices import Cluster
+
+    if on is None:
+        from memfit.devices.catalogue import common_devices
+
+        return [Cluster(device=one, reading=f"1 x {one.title}") for one in common_devices() if one.kind == "gpu"]
+    if isinstance(on, str):
+        # Several devices in one text: `--on 4090,h100`.
+        found = [_as_cluster(part) for part in on.split(",")]
+    elif isinstance(on, Sequence):
+        found = [_as_cluster(part) for part in on]
+    else:
+        found = [on]
+    return [one for one in found if one is not None]

@@ -1,0 +1,128 @@
+"""Architecture families: one file each, pure: a config's keys -> Model. Looked up by `model_type`, imported when named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
+from memfit.families.view import ConfigView
+from memfit.job import Assumption
+from memfit.model import Model
+from memfit.model.builder import BlockBuilder
+from memfit.model.description import SEQUENCE, Segment
+
+FAMILIES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "bert": "bert",
+}
+"""model_type of a config -> the file of this package that describes it."""
+
+_DEFAULT_CLASS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "bert": "BertForMaskedLM",
+}
+
+
+def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str | None = None) -> Model:
+    """The model that a Hugging Face config describes.
+
+    Args:
+        config: the parsed config.json.
+        name: how to call it in messages and answers.
+        source: where it was read from.
+        head: class with the head, in place of the config's `architectures`.
+
+    Raises:
+        UnknownArchitectureError: no family for the `model_type`, an unknown head, or keys that are not understood.
+        InputError: a dimension that is missing or makes no sense.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise InputError(f"{name}: the config has no model_type; it must be one of {', '.join(FAMILIES)}")
+    family = FAMILIES.get(model_type)
+    if family is None:
+        shown = model_type if len(model_type) <= 60 else model_type[:57] + "..."
+        raise UnknownArchitectureError(
+            f"{name}: architecture {shown!r} is not known{did_you_mean(shown, FAMILIES)}; known are {', '.join(FAMILIES)}. "
+            "Give the model by dimensions (--layers --hidden --heads --kv-heads --ffn --vocab), or by counts (--params with --activation-elements)"
+        )
+    view = ConfigView(config, name)
+    assumptions: list[Assumption] = []
+    architecture = head or _stated_class(config)
+    if architecture is None:
+        architecture = _DEFAULT_CLASS[model_type]
+        assumptions.append(Assumption(name="head", value=architecture, why="the config names no architectures", flag="--head"))
+    described = import_module(f"memfit.families.{family}").build(view, architecture)
+    dtype, quantization = view.dtype(), view.quantization()
+    view.finish()
+    return Model(
+        name=name,
+        family=family,
+        architecture=architecture,
+        source=source,
+        kind=described.kind,
+        segments=described.segments,
+        num_layers=described.num_layers,
+        hidden_size=described.hidden_size,
+        num_heads=described.num_heads,
+        num_kv_heads=described.num_kv_heads,
+        head_dim=described.head_dim,
+        vocab_size=described.vocab_size,
+        max_positions=described.max_positions,
+        hard_position_limit=described.hard_position_limit,
+        dtype=dtype,
+        loss=described.loss,
+        attention_kernels=described.attention_kernels,
+        rotary_dim=described.rotary_dim,
+        buffer_bytes=4 * (described.rotary_dim or 0),
+        assumptions=tuple(assumptions),
+        facts={"quantization": quantization} if quantization else {},
+    )
+
+
+def _stated_class(config: Mapping[str, Any]) -> str | None:
+    stated = config.get("architectures")
+    if isinstance(stated, list) and stated and isinstance(stated[0], str):
+        return stated[0][:120]
+    return None
+
+
+def from_counts(params: int, activation_elements: int) -> Model:
+    """A model known only by its number of parameters and of elements kept for backward per sequence."""
+    b = BlockBuilder("model", 1, SEQUENCE)
+    block = b.done(b.opaque("parameters", params=params, elements=activation_elements))
+    why = "given as a count; which operations keep it is not known"
+    return Model(
+        name=f"{params:,} parameters",
+        family="counts",
+        architecture="counts",
+        source="command line",
+        kind="decoder",
+        segments=(Segment((block,)),),
+        num_layers=1,
+        hidden_size=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        vocab_size=1,
+        loss=None,
+        relative_uncertainty=0.3,
+        assumptions=(
+            Assumption(name="activations", value=activation_elements, why=why, flag="--activation-elements"),
+            Assumption(name="parameters", value=params, why="given as a count", flag="--params"),
+        ),
+    )

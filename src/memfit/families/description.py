@@ -1,0 +1,26 @@
+"""What a family returns: the parts of a `Model` that follow from the config's dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.model import Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """See the fields of the same names in `memfit.model.Model`."""
+
+    segments: tuple[Segment, ...]
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int | None
+    kind: str = "decoder"
+    hard_position_limit: bool = False
+    rotary_dim: int | None = None
+    loss: str | None = "causal-lm"
+    attention_kernels: tuple[str, ...] = ("flash", "sdpa", "eager")

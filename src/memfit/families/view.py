@@ -1,0 +1,210 @@
+"""A config seen by a family: it records the keys that are read and refuses with the names of those that nobody understood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memfit.errors import InputError, UnknownArchitectureError
+from memfit.precision import TORCH_DTYPES
+
+LARGEST_DIMENSION = 1 << 31
+"""No dimension of a real model comes near this; above it a config is broken or hostile."""
+LARGEST_LAYERS = 1 << 16
+
+IRRELEVANT = frozenset("""
+_attn_implementation _attn_implementation_autoset _commit_hash _diffusers_version _name_or_path add_prefix_space architectures
+auto_map attn_implementation begin_suppress_tokens bos_token_id bad_words_ids cache_implementation chunk_size_feed_forward classifier_dropout
+context_window_size custom_pipelines decoder_start_token_id diversity_penalty directionality do_sample dtype early_stopping
+encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+gradient_checkpointing id2label initializer_range is_causal is_decoder is_encoder_decoder is_llama_config label2id layer_norm_eps
+layer_norm_epsilon length_penalty mask_value max_length max_sequence_length min_length model_type n_ctx name_or_path no_repeat_ngram_size
+num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states output_scores pad_token_id pooler_fc_size
+pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type prefill_chunk_size prefix pretraining_tp problem_type
+query_pre_attn_scalar remove_invalid_values repetition_penalty return_dict return_dict_in_generate rms_norm_eps rope_interleaved
+rope_parameters rope_scaling rope_theta rotary_emb_base scale_attn_by_inverse_layer_idx scale_attn_weights selective_checkpoint_enabled sep_token_id
+sequence_parallel_enabled suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer tokenizer_class top_k top_p
+torch_dtype torchscript transformers_version transformers.js_config typical_p unsloth_fixed unsloth_version use_cache use_bfloat16
+use_bidirectional_attention use_mrope summary_activation summary_first_dropout summary_proj_to_labels summary_type
+summary_use_proj sliding_window_size
+""".split())
+"""Keys that do not change memory: token ids, generation settings, initialisation, names, constants of formulas."""
+
+
+class ConfigView:
+    """Reads typed values by key; every read key is understood, what is left over is not."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self._config = config
+        self.name = name
+        self._used: set[str] = set()
+
+    def _raw(self, key: str) -> Any:
+        self._used.add(key)
+        return self._config.get(key)
+
+    def has(self, key: str) -> bool:
+        """Whether the config gives the key a value."""
+        return self._raw(key) is not None
+
+    def _refuse(self, key: str, raw: Any, wanted: str) -> InputError:
+        shown = repr(raw)
+        return InputError(f"{self.name}: {key} must be {wanted}, not {shown if len(shown) <= 40 else shown[:37] + '...'}")
+
+    def size(self, key: str, default: int | None = None, *, maximum: int = LARGEST_DIMENSION) -> int:
+        """A positive whole number.
+
+        Raises:
+            InputError: it is missing without a default, of another type, not positive or beyond any real model.
+        """
+        raw = self._raw(key)
+        if raw is None:
+            if default is None:
+                raise InputError(f"{self.name}: the config does not give {key}, which the memory depends on; add it")
+            return default
+        if isinstance(raw, bool) or not isinstance(raw, int | float) or raw != raw or raw != int(min(max(raw, -1), maximum + 1)):
+            raise self._refuse(key, raw, f"a whole number from 1 to {maximum:,}")
+        value = int(raw)
+        if not 1 <= value <= maximum:
+            raise self._refuse(key, raw, f"a whole number from 1 to {maximum:,}")
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        """A whole number that may be 0."""
+        return 0 if self._raw(key) == 0 else self.size(key, default)
+
+    def optional_size(self, key: str) -> int | None:
+        """A positive whole number, or `None` where the config says null or nothing."""
+        return self.size(key) if self.has(key) else None
+
+    def layers(self, key: str) -> int:
+        """A number of layers."""
+        return self.size(key, maximum=LARGEST_LAYERS)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        raw = self._raw(key)
+        if raw is None:
+            return default
+        if not isinstance(raw, bool):
+            raise self._refuse(key, raw, "true or false")
+        return raw
+
+    def probability(self, key: str, default: float) -> float:
+        """A number from 0 to 1."""
+        raw = self._raw(key)
+        if raw is None:
+            return default
+        if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 <= raw <= 1:
+            raise self._refuse(key, raw, "a number from 0 to 1")
+        return float(raw)
+
+    def states(self, key: str) -> bool:
+        """Whether the config has the key at all, be it with null."""
+        self._used.add(key)
+        return key in self._config
+
+    def cap(self, key: str, default: bool) -> bool:
+        """Whether scores or logits are soft-capped: a number, or null for not."""
+        raw = self._raw(key)
+        if raw is not None and (isinstance(raw, bool) or not isinstance(raw, int | float)):
+            raise self._refuse(key, raw, "a number or null")
+        return default if not self.states(key) else raw is not None
+
+    def text(self, key: str, default: str) -> str:
+        """A text."""
+        raw = self._raw(key)
+        if raw is None:
+            return default
+        if not isinstance(raw, str):
+            raise self._refuse(key, raw, "a text")
+        return raw
+
+    def choice(self, key: str, default: str, known: Sequence[str]) -> str:
+        """One of the known names; others are refused, since what they would allocate is unknown."""
+        value = self.text(key, default)
+        if value not in known:
+            raise self._refuse(key, value, "one of " + ", ".join(sorted(known)))
+        return value
+
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """`layer_types`: one name per layer."""
+        raw = self._raw("layer_types")
+        if raw is None:
+            return None
+        if not isinstance(raw, list) or len(raw) != num_layers:
+            raise self._refuse("layer_types", raw, f"a list of {num_layers} names, one per layer")
+        for one in raw:
+            if one not in ("full_attention", "sliding_attention"):
+                raise self._refuse("layer_types", one, "full_attention or sliding_attention in each place")
+        return list(raw)
+
+    def rope_parameter(self, key: str) -> Any:
+        """A value within `rope_parameters` (transformers 5)."""
+        raw = self._raw("rope_parameters")
+        return raw.get(key) if isinstance(raw, dict) else None
+
+    def dtype(self) -> str | None:
+        """The checkpoint's format: `dtype` or `torch_dtype`."""
+        raw = self._raw("dtype") or self._raw("torch_dtype")
+        return TORCH_DTYPES.get(str(raw).removeprefix("torch.")) if raw is not None else None
+
+    def num_labels(self) -> int:
+        """Labels of a classification head: the length of id2label, or num_labels, or 2."""
+        raw = self._raw("id2label")
+        return len(raw) if isinstance(raw, dict) and raw else self.size("num_labels", 2)
+
+    def quantization(self) -> str | None:
+        """The format that `quantization_config` names, among those of `memfit.precision.QUANTIZED`.
+
+        Raises:
+            InputError: a method or a width that is not known.
+        """
+        raw = self._raw("quantization_config")
+        if raw is None:
+            return None
+        if not isinstance(raw, dict):
+            raise self._refuse("quantization_config", raw, "an object")
+        method = str(raw.get("quant_method", "bitsandbytes" if "load_in_4bit" in raw else ""))
+        bits = raw.get("bits", raw.get("w_bit"))
+        if method in ("fp8", "fbgemm_fp8"):
+            return "fp8"
+        if method in ("gptq", "awq") and bits in (4, 8, None):
+            return "int8" if bits == 8 else "int4"
+        if method == "bitsandbytes":
+            if raw.get("load_in_8bit"):
+                return "int8"
+            return "nf4-dq" if raw.get("bnb_4bit_use_double_quant") else "nf4"
+        found = _compressed_tensors(raw) if method in ("compressed-tensors", "modelopt", "") else None
+        if found is None:
+            raise self._refuse("quantization_config", method or raw, "a method that is known: fp8, fbgemm_fp8, gptq, awq, bitsandbytes, "
+                               "compressed-tensors or modelopt with 4 or 8 bits")  # fmt: skip
+        return found
+
+    def finish(self) -> None:
+        """Refuse if there are keys that nothing read and that are not known to be irrelevant.
+
+        Raises:
+            UnknownArchitectureError: with the names of those keys.
+        """
+        left = sorted(str(key)[:60] for key in self._config if key not in self._used and key not in IRRELEVANT and self._config[key] is not None)
+        if left:
+            family = self._config.get("model_type")
+            raise UnknownArchitectureError(
+                f"{self.name}: {', '.join(left[:8])}{' and more' if len(left) > 8 else ''} in the config of model_type {family!r} "
+                "may change memory and is not understood; remove it if it does not, or ask for support of it"
+            )
+
+
+def _compressed_tensors(raw: Mapping[str, Any]) -> str | None:
+    """fp8 or int4/int8 from compressed-tensors' config_groups or modelopt's quant_algo."""
+    algorithm = str(raw.get("quant_algo", "")).upper()
+    if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        return "fp8"
+    groups = raw.get("config_groups")
+    kinds = set()
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            kinds.add((weights.get("type"), weights.get("num_bits")))
+    return {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}.get(next(iter(kinds))) if len(kinds) == 1 else None

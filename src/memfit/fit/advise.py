@@ -1,0 +1,184 @@
+"""What to know, what to run to verify the answer, and what to try next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from memfit.account.estimate import Estimate
+from memfit.fit.answer import Limit, Step, Verdict, Warning
+from memfit.fit.command import command_line, device_word
+from memfit.fit.hardware import smallest_devices
+from memfit.fit.ladder import Ladder
+from memfit.fit.limits import EstimateFunction, number
+from memfit.fit.verdict import cluster_text
+from memfit.job import Inference, Job, Training
+from memfit.units import format_gib
+
+NOTICEABLE = 0.01
+"""Share of the peak below which a difference is not worth a warning."""
+
+SHORT_SEQUENCE = 512
+"""Tokens. Judgement: a training sequence below this is more often the mean of the data than its longest."""
+
+
+# --- warnings
+
+
+def warnings(job: Job, estimate: EstimateFunction, current: Estimate, verdict: Verdict | None) -> tuple[Warning, ...]:
+    """What the user should know before trusting the answer to a resolved job."""
+    found = [_beyond_positions(job), _tight(job, current, verdict)]
+    if isinstance(job.workload, Training):
+        found += [_first_step(current), _padding(job, estimate, current), _short_sequence(job)]
+    return tuple(one for one in found if one is not None)
+
+
+def _beyond_positions(job: Job) -> Warning | None:
+    name = "context" if isinstance(job.workload, Inference) else "seq"
+    length, positions = number(job, name), job.model.max_positions
+    if positions is None or length <= positions:
+        return None
+    why = "has learned positions up to" if job.model.hard_position_limit else "was made for"
+    return Warning(code="beyond-positions", text=f"--{name} {length:,} is beyond the model: it {why} {positions:,}")
+
+
+def _tight(job: Job, current: Estimate, verdict: Verdict | None) -> Warning | None:
+    if verdict is None or verdict.fits != "tight" or job.cluster is None:
+        return None
+    peak, usable = current.peak, job.cluster.usable_bytes
+    text = f"the peak is between {format_gib(peak.low_bytes)} and {format_gib(peak.high_bytes)} (90 %) of {format_gib(usable)} usable"
+    return Warning(code="tight", text=text + ": it may run out of memory")
+
+
+def first_step_bytes(current: Estimate) -> int | None:
+    """Largest allocation of the first step; `None` where it does not differ from the steady state."""
+    phases = current.worst.phases
+    first = {phase.name: phase.allocated_bytes for phase in phases if phase.first_step}
+    if not first:
+        return None
+    steady = {phase.name: phase.allocated_bytes for phase in phases if not phase.first_step}
+    return max((steady | first).values())
+
+
+def _first_step(current: Estimate) -> Warning | None:
+    first, steady = first_step_bytes(current), current.peak.allocated_bytes
+    if first is None or steady - first <= steady * NOTICEABLE:
+        return None
+    text = (
+        f"the first step peaks at {format_gib(first)} allocated, later ones at {format_gib(steady)}: "
+        "the optimizer states are made at the end of the first step, so one step that runs proves nothing"
+    )
+    return Warning(code="first-step-lower", text=text)
+
+
+def _padding(job: Job, estimate: EstimateFunction, current: Estimate) -> Warning | None:
+    workload = job.workload
+    if not isinstance(workload, Training) or workload.padding != "none" or workload.attention == "flash":
+        return None
+    padded = dataclasses.replace(job, workload=dataclasses.replace(workload, padding="right"))
+    more = estimate(padded).peak.device_bytes - current.peak.device_bytes
+    if more <= current.peak.device_bytes * NOTICEABLE:
+        return None
+    text = f"any padding in a batch switches the attention kernel and costs {format_gib(more)} more (--padding right)"
+    return Warning(code="padding-costs", text=text)
+
+
+def _short_sequence(job: Job) -> Warning | None:
+    length, positions = number(job, "seq"), job.model.max_positions
+    if length >= SHORT_SEQUENCE or (positions is not None and length >= positions):
+        return None
+    text = f"--seq {length:,} is short: the longest batch of a run decides its peak, so give the longest sequence, not the mean"
+    return Warning(code="short-sequence", text=text)
+
+
+# --- verify
+
+
+def verify(job: Job, current: Estimate) -> tuple[Step, ...]:
+    """What to run to check the answer, and which of the three numbers to compare with it."""
+    peak = current.peak
+    allocated = f"compare with {format_gib(peak.allocated_bytes)} allocated"
+    if not isinstance(job.workload, Training):
+        run = f"after one full-length request: {allocated}"
+    elif job.overheads.runtime == "hf-trainer":
+        run = f"with --max_steps 2 (the first step is lower: optimizer states are made at its end): {allocated}"
+    else:
+        run = f"after two steps (the first is lower: optimizer states are made at its end): {allocated}"
+    reserved = f"at the same place: compare with {format_gib(peak.reserved_bytes)} reserved"
+    steps = [Step(why=run, command=_ALLOCATED), Step(why=reserved, command=_RESERVED)]
+    vendor = job.cluster.device.vendor if job.cluster is not None else "nvidia"
+    command = _DEVICE_COMMANDS.get(vendor)
+    if command is not None:
+        why = f"while it runs: compare with {format_gib(peak.device_bytes)} on the device, context included"
+        steps.append(Step(why=why, command=command))
+    return tuple(steps)
+
+
+_ALLOCATED = 'python: print(torch.cuda.max_memory_allocated() / 2**30, "GiB")'
+_RESERVED = 'python: print(torch.cuda.max_memory_reserved() / 2**30, "GiB")'
+_DEVICE_COMMANDS = {
+    "nvidia": "nvidia-smi --query-gpu=memory.used --format=csv",
+    "": "nvidia-smi --query-gpu=memory.used --format=csv",
+    "amd": "rocm-smi --showmeminfo vram",
+}
+
+# --- next
+
+
+def next_steps(
+    asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, verdict: Verdict | None,
+    limits: dict[str, Limit], ladder: Ladder, devices: Sequence[str],
+) -> tuple[Step, ...]:  # fmt: skip
+    """Commands that go on from the answer. `asked` is the job as given, `job` the resolved one."""
+    if verdict is None:
+        return _without_device(asked, devices)
+    if verdict.fits == "yes":
+        return _use_the_room(asked, job, limits)
+    return (*_smallest_change(asked, job, ladder), *_larger_device(asked, job, estimate, current, ladder))
+
+
+def _without_device(asked: Job, devices: Sequence[str]) -> tuple[Step, ...]:
+    if not devices:
+        return (Step(why="no single GPU of the catalogue holds it; for a verdict on a device", command=command_line(asked, on="h200")),)
+    return (Step(why="a verdict, with limits, on the smallest device that holds it", command=command_line(asked, on=devices[0])),)
+
+
+def _use_the_room(asked: Job, job: Job, limits: dict[str, Limit]) -> tuple[Step, ...]:
+    for name, limit in limits.items():
+        if limit.max is not None and limit.max > number(job, name):
+            edited = dataclasses.replace(job, workload=dataclasses.replace(job.workload, **{name: limit.max}))
+            command = command_line(asked, edited, resolved=job)
+            return (Step(why=f"use the room: {name} {limit.max:,} is the largest that still fits", command=command),)
+    return ()
+
+
+def _smallest_change(asked: Job, job: Job, ladder: Ladder) -> tuple[Step, ...]:
+    if ladder.best is None:
+        return ()
+    names = " + ".join(lever.name for lever in ladder.best.levers)
+    command = command_line(asked, ladder.best.job, resolved=job)
+    return (Step(why=f"the cheapest change that makes it fit: {names}", command=command),)
+
+
+def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, ladder: Ladder) -> tuple[Step, ...]:
+    """The smallest device that holds the job unchanged; if no lever helps either, the smallest for the closest change."""
+    assert job.cluster is not None
+    steps = []
+    none_helps = ladder.best is None
+    said = f"no change that memfit knows makes it fit on {cluster_text(job.cluster)}; " if none_helps else ""
+    unchanged = smallest_devices(job, estimate, current.peak.device_bytes, most=1)
+    if unchanged:
+        command = command_line(asked, on=device_word(unchanged[0].id, job.cluster.count))
+        steps.append(Step(why=f"{said}without a change: {unchanged[0].title} is the smallest device that holds it", command=command))
+    if none_helps and ladder.closest is not None:
+        changed = smallest_devices(ladder.closest.job, estimate, ladder.closest.estimate.peak.device_bytes, most=1)
+        if changed and changed != unchanged:
+            names = " + ".join(lever.name for lever in ladder.closest.levers)
+            on = device_word(changed[0].id, job.cluster.count)
+            command = command_line(asked, ladder.closest.job, resolved=job, on=on)
+            why = f"{'' if unchanged else said}with {names}: {changed[0].title} is the smallest device that holds it"
+            steps.append(Step(why=why, command=command))
+    if not steps and none_helps:
+        why = f"{said}nor does any single GPU of the catalogue hold it: it has to be split over several devices"
+        steps.append(Step(why=why, command="memfit devices"))
+    return tuple(steps)

@@ -1,0 +1,83 @@
+"""A job as the command line that asks it, for "what to run next"."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+from memfit.job import Job, Overheads
+from memfit.options import options_of
+
+
+def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None = None, on: str | None = None) -> str:
+    """The command that asks `asked`, with what `edited` changes against `resolved`, on another device if `on` is given.
+
+    Values that memfit itself decided are left out, so that the command stays as short as what the user typed.
+    """
+    target = edited or asked
+    values = _given(asked.workload, target.workload)
+    if edited is not None and resolved is not None:
+        values |= _changed(resolved.workload, edited.workload)
+    words = ["memfit", target.workload.kind, *model_words(asked)]
+    words += _flags(type(target.workload), values)
+    words += _flags(Overheads, _given(asked.overheads, asked.overheads))
+    where = on if on is not None else cluster_word(asked)
+    if where:
+        words += ["--on", where]
+    if asked.headroom != 0.1:
+        words += ["--headroom", f"{asked.headroom:g}"]
+    return " ".join(words)
+
+
+def model_words(job: Job) -> list[str]:
+    """The MODEL argument as the user gave it, else the model's name."""
+    given = job.model.facts.get("arguments")
+    words = [str(word) for word in given] if isinstance(given, tuple) else [job.model.name]
+    return [shlex.quote(word) for word in words]
+
+
+def cluster_word(job: Job) -> str:
+    """What to write after `--on`: `nvidia-h100-sxm-80gb`, `8xnvidia-h100-sxm-80gb`; empty without a device."""
+    if job.cluster is None:
+        return ""
+    return device_word(job.cluster.device.id, job.cluster.count)
+
+
+def device_word(identifier: str, count: int) -> str:
+    """A device and how many of it, as `--on` takes them."""
+    return identifier if count == 1 else f"{count}x{identifier}"
+
+
+def _given(source: Any, target: Any) -> dict[str, Any]:
+    """Values of `source` that are not the defaults of their fields, as far as the class of `target` has them."""
+    known = options_of(type(target))
+    values = {name: getattr(source, name) for name, one in options_of(type(source)).items() if getattr(source, name) != one.default}
+    return {name: value for name, value in values.items() if name in known}
+
+
+def _changed(before: Any, after: Any) -> dict[str, Any]:
+    """Fields that differ, or that only `after` has with a value of its own. `method` is always said: its default is one of many."""
+    found = {}
+    for field in dataclasses.fields(after):
+        value = getattr(after, field.name)
+        default = options_of(type(after))[field.name].default
+        if hasattr(before, field.name):
+            if getattr(before, field.name) != value:
+                found[field.name] = value
+        elif value != default or field.name == "method":
+            found[field.name] = value
+    return found
+
+
+def _flags(cls: type, values: dict[str, Any]) -> list[str]:
+    words = []
+    for name, one in options_of(cls).items():
+        if name not in values or values[name] is None:
+            continue
+        value = values[name]
+        if isinstance(value, bool):
+            words.append(one.flag if value else "--no-" + one.flag[2:])
+        else:
+            words += [one.flag, shlex.quote(f"{value:g}" if isinstance(value, float) else str(value))]
+    return words

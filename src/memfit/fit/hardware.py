@@ -1,0 +1,52 @@
+"""Which devices of the catalogue hold a job as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+from memfit.fit.limits import EstimateFunction
+from memfit.fit.verdict import allowed_bytes, job_fits
+from memfit.job import Job
+
+if TYPE_CHECKING:
+    from memfit.devices import Device
+
+MOST_DEVICES = 5
+KERNEL_SLACK = 0.9
+"""Judgement: another device's kernels and context change a peak by less than a tenth; smaller devices are not looked at."""
+
+
+def smallest_devices(job: Job, estimate: EstimateFunction, peak_bytes: int, most: int = MOST_DEVICES) -> tuple[Device, ...]:
+    """The smallest devices by usable memory whose verdict on the job is `yes`, one of them doing the whole work.
+
+    Only GPUs: what the runtimes of memfit allocate elsewhere is not known.
+    """
+    found = []
+    for device in _candidates():
+        if allowed_bytes(device.usable_bytes, job.headroom) < peak_bytes * KERNEL_SLACK:
+            continue
+        there = on_device(job, device)
+        if job_fits(estimate(there).peak, there) == "yes":
+            found.append(device)
+            if len(found) == most:
+                break
+    return tuple(found)
+
+
+def on_device(job: Job, device: Device) -> Job:
+    """The same job on one or, if it names several, as many of another device."""
+    from memfit.devices import Cluster
+
+    if job.cluster is not None:
+        return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, device=device))
+    return dataclasses.replace(job, cluster=Cluster(device=device, count=1, nodes=1, reading=f"1 x {device.title}"))
+
+
+@functools.cache
+def _candidates() -> tuple[Device, ...]:
+    from memfit.devices import all_devices
+
+    gpus = (one for one in all_devices() if one.kind == "gpu")
+    return tuple(sorted(gpus, key=lambda one: (one.usable_bytes, one.id)))

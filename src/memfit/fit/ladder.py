@@ -1,0 +1,228 @@
+"""The ladder: which change makes a job fit, cheapest first, each proved by an estimate of the edited job.
+
+Order of work: every lever alone; when none fits, all levers up to each cost together until a set fits, and that set stripped of
+what it does not need. So the combination that is found needs no lever dearer than any other combination would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memfit.account.estimate import Estimate
+from memfit.fit.answer import Recommendation
+from memfit.fit.levers import Lever, levers_for
+from memfit.fit.limits import EstimateFunction, largest
+from memfit.fit.verdict import cluster_text, job_fits, margin_bytes
+from memfit.job import Job
+from memfit.units import format_gib
+
+MOST_SHOWN = 6
+"""Recommendations in an answer: a reader compares a handful."""
+
+WORTH_SHOWING = 0.02
+"""Judgement: a lever that saves less than this share of the peak is not worth a line (unless it makes the job fit)."""
+
+USEFUL_HEADROOM = 0.05
+"""Judgement: when the job fits already, only a lever that costs nothing and frees this share of the peak is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Levers applied together to a job, and the estimate of what came out."""
+
+    levers: tuple[Lever, ...]
+    job: Job
+    estimate: Estimate
+    steps: tuple[tuple[Lever, Job, Job], ...]
+    """Each lever with the job before and after it."""
+
+    @property
+    def fits(self) -> str | None:
+        """yes | tight | no; `None` without a device."""
+        return job_fits(self.estimate.peak, self.job)
+
+    @property
+    def margin(self) -> int:
+        """Bytes inside (>= 0) or outside (< 0) of `yes`; without a device the negative peak, which orders in the same way."""
+        cluster = self.job.cluster
+        if cluster is None:
+            return -self.estimate.peak.device_bytes
+        return margin_bytes(self.estimate.peak, cluster.usable_bytes, self.job.headroom)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """What the search found: recommendations to show, and the trial that the next command should use."""
+
+    recommendations: tuple[Recommendation, ...]
+    best: Trial | None
+    """The cheapest that fits; `None` when the job fits already or nothing makes it fit."""
+    closest: Trial | None = None
+    """When nothing makes it fit: what comes nearest."""
+    trials: tuple[Trial, ...] = field(default_factory=tuple)
+    """Every lever alone, in order of cost."""
+
+
+def climb(job: Job, estimate: EstimateFunction, current: Estimate) -> Ladder:
+    """The ladder of a resolved job whose estimate is `current`."""
+    fits = job_fits(current.peak, job)
+    levers = levers_for(job)
+    if fits == "yes":
+        trials = [_try((lever,), job, estimate) for lever in levers if lever.free]
+        worth = current.peak.device_bytes * USEFUL_HEADROOM
+        useful = [one for one in trials if one.fits == "yes" and _saved(current, one) >= worth]
+        return Ladder(recommendations=_shown(useful, current), best=None, trials=tuple(trials))
+    singles = [_try((lever,), job, estimate) for lever in levers]
+    if fits is None:
+        return Ladder(recommendations=_shown(_worth(singles, current), current), best=None, trials=tuple(singles))
+    fitting = [trial for trial in singles if trial.fits == "yes"]
+    if fitting:
+        others = [trial for trial in _worth(singles, current) if trial.fits != "yes"]
+        return Ladder(recommendations=_shown([*fitting, *others], current), best=fitting[0], trials=tuple(singles))
+    return _combine(job, estimate, current, levers, singles)
+
+
+def _combine(job: Job, estimate: EstimateFunction, current: Estimate, levers: Sequence[Lever], singles: list[Trial]) -> Ladder:
+    """When no lever alone is enough."""
+    together, seen = _cheapest_set(job, estimate, levers)
+    if together is None:
+        tried = [*seen, *singles]
+        if not tried:
+            return Ladder(recommendations=(), best=None)
+        closest = max(tried, key=lambda trial: trial.margin)
+        rest = [trial for trial in _worth(singles, current) if trial is not closest]
+        return Ladder(recommendations=_shown([closest, *rest], current), best=None, closest=closest, trials=tuple(singles))
+    combinations = [together]
+    pair = _cheapest_pair(job, estimate, levers, together)
+    if pair is not None:
+        combinations.append(pair)
+    combinations.sort(key=lambda trial: (len(trial.levers), levers.index(trial.levers[-1])))
+    recommendations = _shown([*combinations, *_worth(singles, current)], current)
+    return Ladder(recommendations=recommendations, best=combinations[0], trials=tuple(singles))
+
+
+def _cheapest_set(job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> tuple[Trial | None, list[Trial]]:
+    """The set that fits and whose dearest lever is as cheap as possible, stripped; and the sets that were looked at.
+
+    A lever only ever frees memory, so when all levers up to one cost do not fit, no combination of them does. Adapters can be
+    an exception (they keep copies of their inputs): so when everything together does not fit, each prefix is still looked at.
+    """
+    seen: dict[int, Trial] = {}
+
+    def up_to(count: int) -> Trial:
+        if count not in seen:
+            seen[count] = _try(_strongest_of_each_group(levers[:count]), job, estimate, solve=False)
+        return seen[count]
+
+    if len(levers) < 2:
+        return None, []
+    low, high = 1, len(levers)
+    if up_to(high).fits == "yes":
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if up_to(middle).fits == "yes" else (middle, high)
+    else:
+        found = next((count for count in range(2, len(levers)) if up_to(count).fits == "yes"), None)
+        if found is None:
+            return None, list(seen.values())
+        high = found
+    chosen = list(up_to(high).levers)
+    for lever in reversed(chosen[:-1]):
+        fewer = tuple(one for one in chosen if one is not lever)
+        if _try(fewer, job, estimate, solve=False).fits == "yes":
+            chosen.remove(lever)
+    return _try(tuple(chosen), job, estimate), list(seen.values())
+
+
+def _cheapest_pair(job: Job, estimate: EstimateFunction, levers: Sequence[Lever], together: Trial) -> Trial | None:
+    """When the set has more than two levers: its dearest lever with the cheapest single partner that fits."""
+    dearest = together.levers[-1]
+    if len(together.levers) <= 2:
+        return None
+    for partner in levers[: levers.index(dearest)]:
+        if partner.group == dearest.group or partner in together.levers:
+            continue
+        if _try((partner, dearest), job, estimate, solve=False).fits == "yes":
+            return _try((partner, dearest), job, estimate)
+    return None
+
+
+def _strongest_of_each_group(levers: Sequence[Lever]) -> tuple[Lever, ...]:
+    last = {lever.group: lever for lever in levers}
+    return tuple(lever for lever in levers if last[lever.group] is lever)
+
+
+def _try(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, solve: bool = True) -> Trial:
+    """The job with the levers applied in order, each once and only where it still applies.
+
+    Levers on a number go to their strongest value; with `solve`, the dearest of them comes back to the largest that fits
+    (without a device, to half of what the job has).
+    """
+    solvable = next((lever for lever in reversed(levers) if lever.edit_to is not None), None)
+    if solvable is None or solvable.value is None or not solve:
+        return _with_values(levers, job, estimate, {})
+    name, at_most = solvable.name, solvable.value(job) - 1
+    if job.cluster is None:
+        return _with_values(levers, job, estimate, {name: max(solvable.strongest, (at_most + 1) // 2)})
+    strongest = _with_values(levers, job, estimate, {})
+    if strongest.fits != "yes" or at_most <= solvable.strongest:
+        return strongest
+    value = largest(
+        lambda candidate: _with_values(levers, job, estimate, {name: candidate}).margin,
+        start=at_most, minimum=solvable.strongest, maximum=at_most,
+    )  # fmt: skip
+    return _with_values(levers, job, estimate, {name: value}) if value >= solvable.strongest else strongest
+
+
+def _with_values(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, values: dict[str, int]) -> Trial:
+    steps, edited = _apply(levers, job, values)
+    return Trial(levers=levers, job=edited, estimate=estimate(edited), steps=steps)
+
+
+def _apply(levers: Sequence[Lever], job: Job, values: dict[str, int]) -> tuple[tuple[tuple[Lever, Job, Job], ...], Job]:
+    steps: list[tuple[Lever, Job, Job]] = []
+    for lever in levers:
+        if not lever.applies(job):
+            continue
+        value = values.get(lever.name)
+        edited = lever.edit(job) if value is None or lever.edit_to is None else lever.edit_to(job, value)
+        steps.append((lever, job, edited))
+        job = edited
+    return tuple(steps), job
+
+
+def _saved(current: Estimate, trial: Trial) -> int:
+    return current.peak.device_bytes - trial.estimate.peak.device_bytes
+
+
+def _worth(trials: Sequence[Trial], current: Estimate) -> list[Trial]:
+    """The trials worth a line, in order of cost; of more than can be shown, those that save most."""
+    worth = [trial for trial in trials if _saved(current, trial) > current.peak.device_bytes * WORTH_SHOWING]
+    best = sorted(worth, key=lambda trial: _saved(current, trial), reverse=True)[:MOST_SHOWN]
+    return [trial for trial in worth if trial in best]
+
+
+def _shown(trials: Sequence[Trial], current: Estimate) -> tuple[Recommendation, ...]:
+    return tuple(recommendation(trial, current) for trial in trials[:MOST_SHOWN])
+
+
+def recommendation(trial: Trial, current: Estimate) -> Recommendation:
+    """A trial in words."""
+    peak = trial.estimate.peak
+    cost = "; ".join(_text(lever.cost, before, after) for lever, before, after in trial.steps)
+    cluster = trial.job.cluster
+    if trial.fits == "no" and cluster is not None:
+        cost += f"; still short by {format_gib(peak.device_bytes - cluster.usable_bytes)} on {cluster_text(cluster)}"
+    return Recommendation(
+        change=" + ".join(_text(lever.change, before, after) for lever, before, after in trial.steps),
+        flags=tuple(flag for lever, _, _ in trial.steps for flag in lever.flags(trial.job)),
+        peak_bytes=peak.device_bytes,
+        saves_bytes=_saved(current, trial),
+        cost=cost,
+        fits=trial.fits,
+    )
+
+
+def _text(text: Callable[[Job, Job], str], before: Job, after: Job) -> str:
+    return text(before, after)

@@ -1,0 +1,44 @@
+"""The record: what a lever is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from memfit.job import Job
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """One kind of change. Its place in its table is its cost: earlier is cheaper."""
+
+    name: str
+    """Stable identifier, unique among all levers."""
+    group: str
+    """Levers of one group are alternatives: a combination takes at most one of them."""
+    why_here: str
+    """Why it is cheaper than the next lever of the table and dearer than the one before."""
+    applies: Callable[[Job], bool]
+    """Whether the change is possible and is not made already."""
+    edit: Callable[[Job], Job]
+    """The resolved job with the change made, resolved itself. For a lever on a number: the change at its strongest."""
+    change: Callable[[Job, Job], str]
+    """In words, from the job before and after."""
+    cost: Callable[[Job, Job], str]
+    """What it costs in throughput, quality or function, with numbers, from the job before and after."""
+    flags: Callable[[Job], tuple[str, ...]]
+    """How the runtime of the edited job spells it."""
+    free: bool = False
+    """It costs neither throughput nor quality, so it is named even when the job fits."""
+    edit_to: Callable[[Job, int], Job] | None = None
+    """Levers on a number: the job with the number at a value (or the nearest legal one below); solved for the largest that fits."""
+    strongest: int = 1
+    """Levers on a number: the smallest value that is proposed."""
+    value: Callable[[Job], int] | None = None
+    """Levers on a number: its value in a job."""
+
+
+def with_workload(job: Job, **edits: Any) -> Job:
+    """The job with fields of its workload replaced."""
+    return dataclasses.replace(job, workload=dataclasses.replace(job.workload, **edits))

@@ -1,0 +1,285 @@
+"""Levers of training and fine-tuning on one device, cheapest first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from memfit.fit.levers.lever import Lever, with_workload
+from memfit.job import FineTuning, Job, Training
+from memfit.units import format_count, format_gib
+
+_WITH_32_BIT_STATES = ("adamw", "adamw-foreach", "adamw-loop", "adamw-fused")
+
+_STATE_BYTES_8_BIT = 2 + 8 / 256
+"""Two states of one byte and two fp32 scales per block of 256 (bitsandbytes, optim/optimizer.py: blocksize 256)."""
+
+
+def _training(job: Job) -> Training:
+    assert isinstance(job.workload, Training)
+    return job.workload
+
+
+def _is_trainer(job: Job) -> bool:
+    return job.overheads.runtime == "hf-trainer"
+
+
+def _method(job: Job) -> str:
+    return job.workload.method if isinstance(job.workload, FineTuning) else "full"
+
+
+def _spell(trainer: str, code: str) -> Callable[[Job], tuple[str, ...]]:
+    """Flags that are one HF Trainer argument or one line of a training loop."""
+    return lambda job: (trainer if _is_trainer(job) else code,)
+
+
+# --- fused optimizer
+
+
+def _fused_adamw_flags(job: Job) -> tuple[str, ...]:
+    return ("--optim adamw_torch_fused",) if _is_trainer(job) else ("torch.optim.AdamW(..., fused=True)",)
+
+
+FUSED_ADAMW = Lever(
+    name="adamw-fused",
+    group="optimizer",
+    free=True,
+    why_here="the same arithmetic in one kernel: nothing is lost",
+    applies=lambda job: _training(job).optimizer in ("adamw", "adamw-foreach", "adamw-loop"),
+    edit=lambda job: with_workload(job, optimizer="adamw-fused"),
+    change=lambda before, after: f"fused AdamW kernel instead of {_training(before).optimizer}",
+    cost=lambda before, after: "none: the same update in one kernel, without the temporary copies of the foreach form",
+    flags=_fused_adamw_flags,
+)
+
+# --- fused loss
+
+
+def _fused_loss_cost(before: Job, after: Job) -> str:
+    vocabulary = before.model.vocab_size
+    return f"none in quality, about the same speed: the {vocabulary:,} logits of a token are made chunk by chunk; needs the Liger kernels"
+
+
+FUSED_LOSS = Lever(
+    name="fused-loss",
+    group="loss",
+    free=True,
+    why_here="the same loss and gradients; a dependency to install",
+    applies=lambda job: _training(job).loss == "eager" and job.model.loss == "causal-lm",
+    edit=lambda job: with_workload(job, loss="fused"),
+    change=lambda before, after: "loss fused with the head, logits never stored",
+    cost=_fused_loss_cost,
+    flags=lambda job: ("--use_liger_kernel true",) if _is_trainer(job) else ("LigerFusedLinearCrossEntropyLoss()",),
+)
+
+# --- smaller micro-batch
+
+
+def _divisor_at_most(whole: int, value: int) -> int:
+    """The largest divisor of `whole` that is at most `value` (at least 1)."""
+    best, candidate = 1, 1
+    while candidate * candidate <= whole:
+        if whole % candidate == 0:
+            best = max([best, *(one for one in (candidate, whole // candidate) if one <= value)])
+        candidate += 1
+    return best
+
+
+def _micro_batch(job: Job, value: int) -> Job:
+    """The micro-batch cut to a divisor of itself, accumulation multiplied: the global batch stays exactly the same."""
+    old = _training(job)
+    batch = _divisor_at_most(old.batch, value)
+    return with_workload(job, batch=batch, grad_accum=old.grad_accum * (old.batch // batch))
+
+
+def _micro_batch_cost(before: Job, after: Job) -> str:
+    old, new = _training(before), _training(after)
+    tokens = new.batch * (new.seq or 1)
+    return (
+        f"same global batch of {old.batch * old.grad_accum:,} sequences in {new.grad_accum:,} micro-batches of {new.batch:,}: "
+        f"lower throughput, as each kernel sees {tokens:,} tokens instead of {old.batch * (old.seq or 1):,}"
+    )
+
+
+def _micro_batch_flags(job: Job) -> tuple[str, ...]:
+    new = _training(job)
+    if _is_trainer(job):
+        return (f"--per_device_train_batch_size {new.batch}", f"--gradient_accumulation_steps {new.grad_accum}")
+    return (f"batch_size={new.batch}", f"optimizer.step() every {new.grad_accum} micro-batches")
+
+
+MICRO_BATCH = Lever(
+    name="micro-batch",
+    group="micro-batch",
+    why_here="the same gradients; smaller kernels use the device less well",
+    applies=lambda job: _training(job).batch > 1,
+    edit=lambda job: _micro_batch(job, 1),
+    edit_to=_micro_batch,
+    value=lambda job: _training(job).batch,
+    change=lambda before, after: f"micro-batch {_training(after).batch:,} with {_training(after).grad_accum:,} accumulation steps",
+    cost=_micro_batch_cost,
+    flags=_micro_batch_flags,
+)
+
+# --- checkpointing
+
+CHECKPOINTING = Lever(
+    name="checkpointing",
+    group="checkpointing",
+    why_here="the same gradients; a third more compute, always",
+    applies=lambda job: _training(job).checkpointing == "none",
+    edit=lambda job: with_workload(job, checkpointing="full"),
+    change=lambda before, after: "activation checkpointing of every layer",
+    # Chen et al. 2016 (arXiv:1604.06174): one more forward pass; forward : backward = 1 : 2, so 3 units become 4.
+    cost=lambda before, after: "about 33 % more compute: each layer's forward runs twice (8 instead of 6 FLOPs per parameter and token)",
+    flags=_spell("--gradient_checkpointing true", "model.gradient_checkpointing_enable()"),
+)
+
+# --- 8-bit optimizers
+
+
+def _states_8_bit(job: Job) -> int:
+    return round(job.model.num_parameters * _STATE_BYTES_8_BIT)
+
+
+def _wants_8_bit(job: Job) -> bool:
+    # Adapters are a few thousandths of the parameters: their states are not what fills the device.
+    return _training(job).optimizer in _WITH_32_BIT_STATES and _method(job) == "full"
+
+
+ADAMW_8BIT = Lever(
+    name="adamw-8bit",
+    group="optimizer",
+    why_here="no slower; the states are rounded, which published runs do not notice",
+    applies=_wants_8_bit,
+    edit=lambda job: with_workload(job, optimizer="adamw-8bit"),
+    change=lambda before, after: "8-bit AdamW",
+    # Dettmers et al. 2022 (arXiv:2110.02861): 8-bit states match 32-bit ones over a range of tasks.
+    cost=lambda before, after: "optimizer states rounded to 8 bits, 2.03 B per parameter: final loss as with 32 bits in published runs; needs bitsandbytes",
+    flags=_spell("--optim adamw_bnb_8bit", "bitsandbytes.optim.AdamW8bit(...)"),
+)
+
+PAGED_ADAMW_8BIT = Lever(
+    name="paged-adamw-8bit",
+    group="optimizer",
+    why_here="as 8-bit AdamW, and slower when pages move to the host",
+    applies=lambda job: _method(job) == "full" and _training(job).optimizer in (*_WITH_32_BIT_STATES, "adamw-8bit"),
+    edit=lambda job: with_workload(job, optimizer="paged-adamw-8bit"),
+    change=lambda before, after: "paged 8-bit AdamW",
+    cost=lambda before, after: (
+        f"8-bit states that the driver moves to host memory under pressure: up to {format_gib(_states_8_bit(before))} of host memory, "
+        "and as much over the host bus and back at each step; needs bitsandbytes"
+    ),
+    flags=_spell("--optim paged_adamw_8bit", "bitsandbytes.optim.PagedAdamW8bit(...)"),
+)
+
+# --- pure 16-bit weights
+
+
+def _has_bf16(job: Job) -> bool:
+    """Whether the device computes in bf16 (NVIDIA: compute capability 8.0); assumed when the job names no device."""
+    if job.cluster is None:
+        return True
+    capability = job.cluster.device.compute_capability
+    return capability is None or tuple(capability) >= (8, 0)
+
+
+def _wants_bf16_true(job: Job) -> bool:
+    workload = _training(job)
+    over_fp32 = workload.precision == "32-true" or (workload.precision == "bf16-mixed" and workload.weight_dtype in (None, "fp32"))
+    return over_fp32 and _method(job) == "full" and _has_bf16(job)
+
+
+def _bf16_true_flags(job: Job) -> tuple[str, ...]:
+    cast = "model = model.to(torch.bfloat16)"
+    return (cast, "--bf16 false") if _is_trainer(job) else (cast, "no torch.autocast")
+
+
+BF16_TRUE = Lever(
+    name="bf16-true",
+    group="precision",
+    why_here="everything is still trained; small updates are lost to rounding",
+    applies=_wants_bf16_true,
+    edit=lambda job: with_workload(job, precision="bf16-true", weight_dtype="bf16"),
+    change=lambda before, after: "weights, gradients and states in bf16",
+    cost=lambda before, after: (
+        "8 instead of 16 B per parameter under AdamW; updates below 1/256 of a weight are rounded away: "
+        "prefer a larger learning rate or stochastic rounding, and compare the loss"
+    ),
+    flags=_bf16_true_flags,
+)
+
+# --- adapters
+
+
+def _adapters(job: Job, method: str) -> Job:
+    """The training as a fine-tuning of adapters with the same numbers, over a base in the 16-bit format it computes in.
+
+    Frozen fp32 weights under autocast would only be copies of what the forward pass casts to 16 bits anyway.
+    """
+    old = job.workload
+    assert isinstance(old, Training)
+    half = "fp16" if (old.precision or "").startswith("fp16") or not _has_bf16(job) else "bf16"
+    values = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
+    values |= {"method": method, "precision": f"{half}-true", "weight_dtype": half}
+    return dataclasses.replace(job, workload=FineTuning(**values))
+
+
+def _adapter_change(before: Job, after: Job) -> str:
+    new = after.workload
+    assert isinstance(new, FineTuning)
+    name = "QLoRA" if new.method == "qlora" else "LoRA"
+    base = "a 4-bit base" if new.method == "qlora" else "a frozen 16-bit base"
+    return f"{name}: adapters of rank {new.lora_rank} on {new.lora_targets} over {base}"
+
+
+def _lora_flags(job: Job) -> tuple[str, ...]:
+    new = job.workload
+    assert isinstance(new, FineTuning)
+    targets = new.lora_targets if new.lora_targets == "all-linear" else new.lora_targets.split(",")
+    return (f"LoraConfig(r={new.lora_rank}, target_modules={targets!r})",)
+
+
+def _qlora_flags(job: Job) -> tuple[str, ...]:
+    new = job.workload
+    assert isinstance(new, FineTuning)
+    compute = "float16" if new.weight_dtype == "fp16" else "bfloat16"
+    quantised = (
+        f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={new.double_quant}, '
+        f"bnb_4bit_compute_dtype=torch.{compute})"
+    )
+    return (quantised, *_lora_flags(job))
+
+
+LORA = Lever(
+    name="lora",
+    group="method",
+    why_here="the weights themselves are no longer trained",
+    applies=lambda job: _method(job) == "full",
+    edit=lambda job: _adapters(job, "lora"),
+    change=_adapter_change,
+    cost=lambda before, after: (
+        f"trains adapters only, the {format_count(before.model.num_parameters)} weights stay as they are: "
+        "close to full fine-tuning on small data sets, not on pre-training; compute per step about a third less"
+    ),
+    flags=_lora_flags,
+)
+
+QLORA = Lever(
+    name="qlora",
+    group="method",
+    why_here="as LoRA, with a rounded base that is expanded again for every product",
+    applies=lambda job: _method(job) in ("full", "lora"),
+    edit=lambda job: _adapters(job, "qlora"),
+    change=_adapter_change,
+    # Dettmers et al. 2023 (arXiv:2305.14314): NF4 with double quantisation, 4.127 bits per weight.
+    cost=lambda before, after: (
+        "trains adapters only, over linear weights rounded to 4.13 bits (0.52 B): close to 16-bit LoRA in published runs; "
+        "slower, as each weight is expanded to 16 bits in forward and backward; needs bitsandbytes"
+    ),
+    flags=_qlora_flags,
+)
+
+TRAINING_LEVERS = (
+    FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, CHECKPOINTING, ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
+)  # fmt: skip

@@ -1,0 +1,195 @@
+"""The whole question, frozen: a model, what is done with it, with which software, on what.
+
+Every input is a field declared with `option(...)`; everything else in memfit is job -> job or job -> answer.
+A field whose default is `None` means "decided from the rest": whoever decides it lists the decision as an assumption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memfit.options import option
+
+if TYPE_CHECKING:
+    from memfit.devices import Cluster
+    from memfit.model import Model
+
+PRECISIONS = ("bf16-true", "bf16-mixed", "fp16-true", "fp16-mixed", "32-true")
+DTYPES = ("fp32", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Full training: every parameter is trained."""
+
+    kind = "train"
+
+    batch: int = option(1, "Micro-batch per data-parallel rank", kind="tokens", minimum=1, maximum=1 << 24, unit="sequences",
+        group="workload", aliases=("per-device-train-batch-size", "micro-batch", "micro-batch-size", "batch-size"))
+    seq: int | None = option(None, "Longest sequence of the run", kind="tokens", minimum=1, maximum=1 << 27, unit="tokens",
+        group="workload", aliases=("seq-len", "seq-length", "max-seq-length", "sequence-length", "max-length"))
+    padding: str = option("none", "Whether batches carry an attention mask: any padding switches the attention kernel",
+        kind="choice", choices=("none", "right"), group="workload")
+    grad_accum: int = option(1, "Micro-batches per optimizer step", kind="tokens", minimum=1, maximum=1 << 20, unit="micro-batches",
+        group="workload", aliases=("gradient-accumulation-steps", "grad-accumulation"))
+    precision: str | None = option(None, "Compute precision: true = weights in it, mixed = autocast over --weight-dtype",
+        kind="choice", choices=PRECISIONS, group="precision",
+        choice_aliases={"bf16": "bf16-true", "fp16": "fp16-true", "fp32": "32-true", "32": "32-true", "float32": "32-true",
+                        "bfloat16": "bf16-true", "float16": "fp16-true", "amp": "bf16-mixed", "16-mixed": "fp16-mixed",
+                        "no": "32-true"})
+    weight_dtype: str | None = option(None, "Storage format of the weights under a mixed precision", kind="choice", choices=DTYPES,
+        group="precision", aliases=("param-dtype", "torch-dtype"),
+        choice_aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"})
+    optimizer: str = option("adamw", "Optimizer; custom:states=2,bytes=4 for any other", kind="choice", choices=OPTIMIZERS,
+        pattern="custom:", group="optimizer", aliases=("optim",),
+        choice_aliases={"adamw_torch": "adamw-foreach", "adamw_torch_fused": "adamw-fused", "adamw_8bit": "adamw-8bit",
+                        "adamw_bnb_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit", "adam": "adamw",
+                        "adam-8bit": "adamw-8bit", "paged-adam-8bit": "paged-adamw-8bit", "sgdm": "sgd-momentum"})
+    attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
+        group="kernels", aliases=("attn", "attn-implementation"),
+        choice_aliases={"flash_attention_2": "flash", "flash-attention-2": "flash", "fa2": "flash", "flash_attention_3": "flash"})
+    checkpointing: str = option("none", "Activation checkpointing of the layers", kind="choice", choices=("none", "full"),
+        group="activations", aliases=("gradient-checkpointing", "activation-checkpointing", "recompute"),
+        choice_aliases={"true": "full", "false": "none", "off": "none", "on": "full"})
+    loss: str = option("eager", "Loss: eager (logits upcast to fp32) or fused with the head (Liger, cut cross-entropy)", kind="choice",
+        choices=("eager", "fused"), group="activations", choice_aliases={"liger": "fused", "chunked-fused": "fused"})
+    outputs: str | None = option(None, "Whether the loop still holds the model's outputs (logits) during backward", kind="choice",
+        choices=("kept", "dropped"), group="activations")
+    zero_grad: str = option("none", "Gradients between steps: freed (none) or kept as zeros", kind="choice",
+        choices=("none", "zeros"), group="optimizer", choice_aliases={"set-to-none": "none"})
+    dropout: float | None = option(None, "Dropout probability everywhere, in place of the config's", kind="fraction", minimum=0,
+        group="activations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(Training):
+    """Training of some parameters, or of adapters beside frozen ones."""
+
+    kind = "finetune"
+
+    method: str = option("lora", "What is trained: everything, adapters, adapters over a 4-bit base", kind="choice",
+        choices=("full", "lora", "qlora"), group="adapters")
+    lora_rank: int = option(16, "Rank of the adapters", kind="tokens", minimum=1, maximum=1 << 14, group="adapters",
+        aliases=("lora-r", "rank", "lora-dim"))
+    lora_targets: str = option("all-linear", "Modules with adapters: all-linear or names such as q_proj,v_proj", kind="text",
+        group="adapters", aliases=("target-modules", "lora-target-modules"))
+    lora_dtype: str = option("fp32", "Format of the adapters (PEFT keeps them in fp32 over 16-bit weights)", kind="choice",
+        choices=DTYPES, group="adapters")
+    lora_dropout: float = option(0.0, "Dropout on the adapters' input", kind="fraction", minimum=0, group="adapters")
+    double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag", group="adapters",
+        aliases=("bnb-4bit-use-double-quant",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """Serving or batch generation."""
+
+    kind = "infer"
+
+    context: int | None = option(None, "Prompt and generated tokens of one sequence together", kind="tokens", minimum=1,
+        maximum=1 << 27, unit="tokens", group="workload", aliases=("max-model-len", "ctx-size", "context-length", "seq"))
+    prompt: int | None = option(None, "Tokens of the prompt that prefill processes at once", kind="tokens", minimum=1, maximum=1 << 27,
+        unit="tokens", group="workload", aliases=("prompt-length", "prefill"))
+    concurrency: int = option(1, "Sequences served at the same time", kind="tokens", minimum=1, maximum=1 << 24, unit="sequences",
+        group="workload", aliases=("max-num-seqs", "batch", "parallel"))
+    weight_dtype: str | None = option(None, "Format in which unquantised weights are loaded", kind="choice", choices=DTYPES,
+        group="precision", aliases=("dtype", "torch-dtype", "precision"),
+        choice_aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "bf16-true": "bf16",
+                        "fp16-true": "fp16", "32-true": "fp32", "32": "fp32", "16": "bf16"})
+    quantization: str | None = option(None, "Format of the linear layers' weights; the rest keeps --weight-dtype", kind="choice",
+        choices=("none", "int8", "fp8", "int4", "nf4", "nf4-dq"), group="precision", aliases=("weights", "quant"),
+        choice_aliases={"8": "int8", "8bit": "int8", "8-bit": "int8", "bnb-8bit": "int8", "4": "int4", "4bit": "int4", "4-bit": "int4",
+                        "awq": "int4", "gptq": "int4", "bnb-4bit": "nf4", "bitsandbytes": "nf4", "16": "none", "16bit": "none",
+                        "bf16": "none", "fp16": "none"})
+    kv_dtype: str | None = option(None, "Format of the KV cache", kind="choice", choices=("fp32", "bf16", "fp16", "fp8", "int8", "int4"),
+        group="cache", aliases=("kv-cache-dtype", "cache-type-k"),
+        choice_aliases={"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "8": "int8", "4": "int4", "16": "bf16",
+                        "bfloat16": "bf16", "float16": "fp16"})
+    attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
+        group="kernels", aliases=("attn", "attn-implementation"), choice_aliases={"flash_attention_2": "flash", "fa2": "flash"})
+    logits: str = option("last", "Positions of the prompt whose logits are computed", kind="choice", choices=("last", "all"),
+        group="activations")
+
+
+Workload = Training | FineTuning | Inference
+WORKLOADS: dict[str, type[Training] | type[FineTuning] | type[Inference]] = {
+    "train": Training,
+    "finetune": FineTuning,
+    "infer": Inference,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Where the job runs, and how much of the memory is to stay free."""
+
+    on: str | None = option(None, "Devices: 4090, 8xh100-80gb, 2x8xh200, v5p-16, m4-max-64, or a size such as 24GiB", kind="text",
+        group="hardware", aliases=("device", "devices", "gpu", "hardware", "accelerator"))
+    headroom: float = option(0.1, "Share of the usable memory that is to stay free", kind="fraction", minimum=0, maximum=0.9,
+        group="hardware")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overheads:
+    """What the software takes beside the tensors. `None`: from the runtime's and the device's own facts."""
+
+    runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch", kind="choice",
+        choices=("hf", "hf-trainer", "torch"), group="runtime", choice_aliases={"transformers": "hf", "trainer": "hf-trainer",
+        "pytorch": "torch"})
+    cuda_context: int | None = option(None, "Memory that the driver's context takes on each device", kind="size", minimum=0,
+        group="overhead", unit="bytes", aliases=("context-memory",))
+    workspace: int | None = option(None, "Library workspaces (cuBLAS) inside the allocator", kind="size", minimum=0, group="overhead",
+        unit="bytes")
+    fragmentation: int | None = option(None, "Memory that the allocator reserves beyond what tensors use at the peak", kind="size",
+        minimum=0, group="overhead", unit="bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimensions:
+    """A model by its size or its dimensions, when there is no config."""
+
+    params: int | None = option(None, "Number of parameters", kind="count", minimum=1, group="model", unit="parameters",
+        aliases=("parameters",))
+    layers: int | None = option(None, "Number of layers", kind="tokens", minimum=1, maximum=1 << 16, group="model",
+        aliases=("num-hidden-layers", "n-layer"))
+    hidden: int | None = option(None, "Hidden size", kind="tokens", minimum=1, maximum=1 << 24, group="model",
+        aliases=("hidden-size", "n-embd", "d-model"))
+    heads: int | None = option(None, "Attention heads", kind="tokens", minimum=1, maximum=1 << 20, group="model",
+        aliases=("num-attention-heads", "n-head"))
+    kv_heads: int | None = option(None, "Key-value heads", kind="tokens", minimum=1, maximum=1 << 20, group="model",
+        aliases=("num-key-value-heads",))
+    kv_ratio: float | None = option(None, "Key-value heads as a share of the attention heads", kind="number", minimum=0, maximum=1,
+        group="model")
+    ffn: int | None = option(None, "Width of the feed-forward layer", kind="tokens", minimum=1, maximum=1 << 26, group="model",
+        aliases=("intermediate-size", "ffn-dim"))
+    vocab: int | None = option(None, "Vocabulary size", kind="tokens", minimum=1, maximum=1 << 28, group="model", aliases=("vocab-size",))
+    kind: str | None = option(None, "Causal decoder or bidirectional encoder", kind="choice", choices=("decoder", "encoder"),
+        group="model")
+    gated: bool | None = option(None, "Gated feed-forward (three matrices) instead of two", kind="flag", group="model")
+    activation_elements: int | None = option(None, "Elements kept for backward per sequence, when only counts are known", kind="count",
+        minimum=1, group="model", unit="elements")
+    head: str | None = option(None, "Class of the model with its head, in place of the config's architectures", kind="text",
+        group="model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """A value that the input did not give: what was taken, why, and the flag that changes it."""
+
+    name: str
+    value: Any
+    why: str
+    flag: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One question. `cluster` is `None` when no device was given: then there is no verdict."""
+
+    model: Model
+    workload: Workload
+    overheads: Overheads = field(default_factory=Overheads)
+    cluster: Cluster | None = None
+    headroom: float = 0.1

@@ -1,0 +1,165 @@
+"""Attention kernels: what each keeps for backward, its layout and its scratch.
+
+Which one runs is torch's choice for `sdpa`: flash for 16 bit without a mask (grouped heads native, head dimension up to 256),
+memory-efficient otherwise, and the math path for grouped heads that neither takes (fp32, or a head dimension above 256 when grouped).
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 integrations/sdpa_attention.py.
+"""
+
+from __future__ import annotations
+
+from memfit.kernels import functions
+from memfit.kernels.context import Context
+from memfit.kernels.tape import Size, Tape, Tensor
+from memfit.model.description import KEY_TOKEN, PAIR, POSITION_PAIR, Op
+
+FLASH_MAX_HEAD_DIM = 256
+
+
+def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The attention of one layer under the implementation in force; the output is what the output projection reads."""
+    implementation = context.policy.attention
+    tape = context.tape
+    if implementation == "eager":
+        return _eager(context, op, q, k, v)
+    q, k, v = (tape.autocast_compute(one) for one in (q, k, v))
+    half = q.dtype in ("bf16", "fp16")
+    head_dim = q.width // op.attributes["num_heads"]
+    if implementation == "flash":
+        return _flash_padded(context, op, q, k, v) if context.policy.padded else _flash(context, op, q, k, v)
+    masked = has_mask(context, op)
+    if not masked and half and head_dim <= FLASH_MAX_HEAD_DIM and _flash_capable(context):
+        return _flash(context, op, q, k, v)
+    grouped = op.attributes["num_kv_heads"] != op.attributes["num_heads"]
+    if grouped and not masked and head_dim <= FLASH_MAX_HEAD_DIM:
+        return _math(context, op, q, k, v)
+    return _memory_efficient(context, op, q, k, v, masked)
+
+
+def has_mask(context: Context, op: Op) -> bool:
+    """A mask is passed when the batch is padded, or a sliding window is not longer than the sequence."""
+    return context.policy.padded or op.attributes["window"] in context.policy.binding_windows
+
+
+def _flash_capable(context: Context) -> bool:
+    """PyTorch's flash kernel needs compute capability 8.0."""
+    capability = context.policy.device_capability
+    return capability is None or capability >= (8, 0)
+
+
+def _output(tape: Tape, op: Op, q: Tensor, v: Tensor) -> Tensor:
+    """Width of v for every query head; `v` may be repeated already."""
+    return tape.tensor(q.axis, op.outputs[0].width, v.dtype)
+
+
+def _contiguous(tape: Tape, x: Tensor) -> Tensor:
+    """`.transpose(1, 2).contiguous()` of a head-major tensor: a copy."""
+    return functions.unary(tape, x)
+
+
+def _flash(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keeps q, k, v, the output and the log-sum-exp (4 B a head and token); grouped heads are native.
+
+    Backward: an fp32 accumulator of dq, the row sums, and dk, dv for every query head when heads are grouped.
+    """
+    tape = context.tape
+    heads = op.attributes["num_heads"]
+    out = _output(tape, op, q, v)
+    lse = tape.tensor(q.axis, heads, "fp32")
+    scratch: list[Size] = [(q.axis, 4 * q.width), (q.axis, 4 * heads)]
+    if op.attributes["num_kv_heads"] != heads:
+        expanded = (k.width + v.width) * heads // op.attributes["num_kv_heads"]
+        scratch.append((k.axis, 2 * expanded))
+    tape.record((q, k, v), (out, lse), saved=(q, k, v, out, lse), backward_scratch=scratch)
+    lse.requires_grad = False
+    return _contiguous(tape, out) if op.attributes["head_major"] else out
+
+
+def _flash_padded(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """FlashAttention with a padding mask: q, k, v are copied without the padding, the output is scattered back.
+
+    Source: transformers 5 modeling_flash_attention_utils.py, unpad_input and pad_input.
+    """
+    tape = context.tape
+    packed = [functions.unary(tape, one) for one in (q, k, v)]
+    return functions.unary(tape, _flash(context, op, *packed))
+
+
+def _repeat(tape: Tape, op: Op, x: Tensor) -> Tensor:
+    """repeat_kv: every key-value head copied for its group of query heads; x itself where there is nothing to repeat."""
+    heads, kv_heads = op.attributes["num_heads"], op.attributes["num_kv_heads"]
+    if heads == kv_heads:
+        return x
+    out = tape.tensor(KEY_TOKEN, x.width // kv_heads * heads, x.dtype)
+    tape.record((x,), (out,))
+    return out
+
+
+def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
+    """Keeps q, repeated k and v, the output, the log-sum-exp and, if there is one, an additive mask made for each layer."""
+    tape = context.tape
+    heads = op.attributes["num_heads"]
+    k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+    out = _output(tape, op, q, v)
+    lse = tape.tensor(q.axis, heads, "fp32")
+    saved = [q, k, v, out, lse]
+    if masked:
+        mask = tape.tensor(PAIR, 1, q.dtype)
+        tape.record((), (mask,))
+        saved.append(mask)
+    tape.record(saved[:3] + saved[5:], (out, lse), saved=saved)
+    for one in (lse, *saved[5:]):
+        one.requires_grad = False
+    return out
+
+
+def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """sdpa's fallback: scaled q and k, repeated k and v, the full score matrix; keeps the softmax.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
+    """
+    tape = context.tape
+    heads = op.attributes["num_heads"]
+    q = functions.unary(tape, q)
+    k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+    k = functions.unary(tape, k)
+    scores = functions.matmul(tape, q, k, PAIR, heads)
+    if op.attributes["causal"] or has_mask(context, op):
+        mask = tape.tensor(POSITION_PAIR, 1, q.dtype)
+        tape.record((), (mask,))
+        scores = functions.add(tape, scores, mask)
+    probabilities = functions.unary(tape, scores, save_output=True)
+    out = functions.matmul(tape, probabilities, v, q.axis, heads * (v.width // heads))
+    return _contiguous(tape, out)
+
+
+def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two matrix products around a softmax over the full score matrix.
+
+    Keeps the softmax (fp32 where the model asks for it) and the 16-bit probabilities: 6 a s in 16 bit, 4 a s in fp32; dropout adds its
+    mask and its result. Batched products copy head-strided operands; the copy is kept in place of the operand.
+    """
+    tape = context.tape
+    heads = op.attributes["num_heads"]
+    dtype = op.attributes["softmax_dtype"]
+    grouped = heads != op.attributes["num_kv_heads"]
+    value_dtype = v.dtype
+    k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+    q, k = tape.autocast_compute(q), tape.autocast_compute(k)
+    q = functions.unary(tape, q)
+    if not grouped:
+        k, v = functions.unary(tape, k), functions.unary(tape, v)
+    scores = functions.matmul(tape, q, k, PAIR, heads)
+    scores = functions.unary(tape, scores)
+    if op.attributes["softcap"]:
+        scores = functions.unary(tape, functions.unary(tape, functions.unary(tape, scores), save_output=True))
+    if op.attributes["causal"] or has_mask(context, op):
+        masked = tape.tensor(PAIR, heads, scores.dtype)
+        tape.record((scores,), (masked,), alias=True)
+        scores = masked
+    scores = tape.cast(scores, "fp32") if dtype == "fp32" else tape.autocast_fp32(scores)
+    probabilities = functions.unary(tape, scores, save_output=True)
+    probabilities = tape.cast(probabilities, value_dtype)
+    probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
+    probabilities, v = tape.autocast_compute(probabilities), tape.autocast_compute(v)
+    out = functions.matmul(tape, probabilities, v, q.axis, v.width)
+    return _contiguous(tape, out)

@@ -1,0 +1,88 @@
+"""From a block's operations to a tape: the table from operation to implementation, and the walk over it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.kernels import attention, functions, modules
+from memfit.kernels.context import Context, KernelPolicy
+from memfit.kernels.tape import Tape, Tensor
+from memfit.model.description import Block, Op
+
+
+class Lowered(NamedTuple):
+    """A block as autograd sees it."""
+
+    tape: Tape
+    input: Tensor
+    output: Tensor
+    logits: Tensor | None
+    """What the caller still holds as the model's output."""
+
+
+def _one(result: Tensor) -> list[Tensor]:
+    return [result]
+
+
+_KERNELS = {
+    "rms_norm": lambda context, op, x: _one(modules.rms_norm(context, op, x)),
+    "layer_norm": lambda context, op, x: _one(modules.layer_norm(context, op, x)),
+    "rotary": lambda context, op, q, k: modules.rotary(context, op, q, k),
+    "attention": lambda context, op, q, k, v: _one(attention.attention(context, op, q, k, v)),
+    "split": lambda context, op, x: modules.split(context, op, x),
+    "activation": lambda context, op, x: _one(modules.activation(context, op, x)),
+    "softcap": lambda context, op, x: _one(modules.softcap(context, op, x)),
+    "multiply": lambda context, op, a, b: _one(functions.multiply(context.tape, a, b)),
+    "add": lambda context, op, a, b: _one(functions.add(context.tape, a, b)),
+    "scale": lambda context, op, x: _one(functions.unary(context.tape, x)),
+    "dropout": lambda context, op, x: _one(functions.dropout(context, x, op.attributes["probability"])),
+    "first_token": lambda context, op, x: _one(modules.first_token(context, op, x)),
+    "opaque": lambda context, op, x: _one(modules.opaque(context, op)),
+}
+"""Hugging Face's eager implementations by kind of operation."""
+
+
+def _linear(context: Context, op: Op, x: Tensor) -> list[Tensor]:
+    weight = op.parameters[0]
+    bias = op.parameters[1] if len(op.parameters) > 1 else None
+    return [functions.linear(context, weight, bias, x)]
+
+
+def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, input_dtype: str) -> Lowered:
+    """Run a block's operations symbolically under a policy and record what autograd would."""
+    tape = Tape(policy.precision, grad=policy.training)
+    context = Context(tape, policy)
+    # ids are counted with the batch's inputs, not with the block
+    reads_ids = bool(block.ops) and block.ops[0].kind in ("embedding", "opaque")
+    x = tape.tensor(block.input.axis, 0 if reads_ids else block.input.width, input_dtype, input_requires_grad and policy.training)
+    values: dict[int, Tensor] = {0: x}
+    logits: Tensor | None = None
+    output = x
+    head: Op | None = None
+    for op in block.ops:
+        inputs = [values[value.index] for value in op.inputs]
+        if op.kind == "head":
+            head = op
+        fused = head is not None and policy.loss == "fused" and policy.training
+        if op.kind == "loss":
+            if not policy.training:
+                continue
+            if fused and head is not None:
+                results = [modules.fused_cross_entropy(context, op, head.parameters[0], inputs[0])]
+            else:
+                logits = inputs[0]
+                results = [modules.cross_entropy(context, op, logits)]
+        elif fused:
+            results = inputs[:1]
+        elif op.kind in ("linear", "head"):
+            bias = op.parameters[1] if len(op.parameters) > 1 else None
+            results = [functions.linear(context, op.parameters[0], bias, inputs[0])]
+        elif op.kind == "embedding":
+            results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis)]
+        else:
+            results = list(_KERNELS[op.kind](context, op, *inputs))
+        if op.kind == "head" and not fused:
+            tape.first_logits = results[0].storage
+        for value, result in zip(op.outputs, results, strict=True):
+            values[value.index] = output = result
+    return Lowered(tape, x, values.get(block.output.index, output), logits)

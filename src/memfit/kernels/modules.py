@@ -1,0 +1,218 @@
+"""How Hugging Face's eager modules run: norms, rotary embedding, activations, losses, as sequences of autograd functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memfit.kernels import functions
+from memfit.kernels.context import Context
+from memfit.kernels.tape import Size, Tape, Tensor
+from memfit.model.description import ONCE, TOKEN, Op, Parameter
+from memfit.precision import DTYPE_BYTES
+
+
+def _weight_grad(context: Context, parameter: Parameter) -> tuple[tuple[int, int, str], ...]:
+    if not context.trained(parameter):
+        return ()
+    return ((parameter.count * DTYPE_BYTES[context.tape.policy.weight], 0, parameter.name),)
+
+
+def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
+    """Llama: w * (x32 * rsqrt(mean(x32^2) + eps)).to(dtype); Gemma (`offset`): (n32 * (1 + w.float())).to(dtype).
+
+    Keeps x32 (4 B), rsqrt (4 B a row), and n if w is trained: 8h + 4 in 16 bit with the output.
+    Source: transformers 5 modeling_llama.py LlamaRMSNorm, modeling_gemma2.py Gemma2RMSNorm.
+    """
+    tape = context.tape
+    (weight,) = op.parameters
+    dtype = x.dtype
+    x32 = tape.cast(x, "fp32")
+    squares = functions.unary(tape, x32, save_input=True, backward_scratch=2)
+    rows = tape.tensor(x.axis, op.attributes["heads"], "fp32")
+    tape.record((squares,), (rows,))
+    inverse = functions.unary(tape, rows, save_output=True)
+    normalised = functions.multiply(tape, x32, inverse)
+    grads = _weight_grad(context, weight)
+    if op.attributes["offset"]:
+        out = tape.tensor(x.axis, x.width, "fp32")
+        tape.record((normalised,), (out,), saved=(normalised,) if grads else (), weight_grads=grads,
+                    backward_scratch=[normalised.size] if grads else [])  # fmt: skip
+        return tape.cast(out, dtype)
+    normalised = tape.cast(normalised, dtype)
+    out = tape.tensor(x.axis, x.width, tape.policy.weight if DTYPE_BYTES[tape.policy.weight] > DTYPE_BYTES[dtype] else dtype)
+    tape.record((normalised,), (out,), saved=(normalised,) if grads else (), weight_grads=grads,
+                backward_scratch=[normalised.size] if grads else [])  # fmt: skip
+    return out
+
+
+def layer_norm(context: Context, op: Op, x: Tensor) -> Tensor:
+    """aten::native_layer_norm: keeps x, mean and reciprocal deviation; on autocast's fp32 list."""
+    tape = context.tape
+    x = tape.autocast_fp32(x)
+    out = tape.tensor(x.axis, x.width, x.dtype)
+    statistics = tape.tensor(x.axis, 2, "fp32")
+    grads = sum((_weight_grad(context, one) for one in op.parameters), ())
+    tape.record((x,), (out, statistics), saved=(x, statistics), weight_grads=grads)
+    statistics.requires_grad = False
+    return out
+
+
+def rotary(context: Context, op: Op, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """q * cos + rotate_half(q) * sin, the same for k: keeps cos and sin only (once per forward, shared by the layers)."""
+    rotary_dim = op.attributes["rotary_dim"]
+    head_dim = op.attributes["head_dim"]
+    return tuple(_rotate(context.tape, x, head_dim, rotary_dim) for x in (q, k))  # type: ignore[return-value]
+
+
+def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None) -> Tensor:
+    whole = x
+    width = x.width if rotary_dim is None else x.width // head_dim * rotary_dim
+    if rotary_dim is not None:
+        x = _slice(tape, whole, width)
+    # cos and sin come in the hidden states' format, which under autocast is that of the weights
+    table = tape.policy.weight if tape.policy.autocast else x.dtype
+    dtype = "fp32" if "fp32" in (table, x.dtype) else x.dtype
+    with_cos = functions.unary(tape, x, dtype=dtype)
+    half = _slice(tape, x, width // 2)
+    negated = functions.unary(tape, half)
+    other = _slice(tape, x, width // 2)
+    rotated = tape.tensor(x.axis, width, x.dtype)
+    tape.record((negated, other), (rotated,))
+    with_sin = functions.unary(tape, rotated, dtype=dtype)
+    out = functions.add(tape, with_cos, with_sin)
+    if rotary_dim is None:
+        return out
+    rest = _slice(tape, whole, whole.width - width)
+    joined = tape.tensor(x.axis, whole.width, dtype)
+    tape.record((out, rest), (joined,))
+    return joined
+
+
+def _slice(tape: Tape, x: Tensor, width: int) -> Tensor:
+    """A part of each head: a view; its backward fills a whole tensor of zeros."""
+    out = tape.view(x, width)
+    tape.record((x,), (out,))
+    return out
+
+
+def split(context: Context, op: Op, x: Tensor) -> list[Tensor]:
+    """Views of a fused projection; backward joins their gradients into one tensor."""
+    outputs = [context.tape.view(x, value.width) for value in op.outputs]
+    context.tape.record((x,), outputs)
+    return outputs
+
+
+def _gelu_new(tape: Tape, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) in Python: keeps x, tanh, 1 + tanh and 0.5 x."""
+    cube = functions.unary(tape, tape.autocast_fp32(x), save_input=True, backward_scratch=2)
+    inner = functions.add(tape, x, functions.unary(tape, cube))
+    tanh = functions.unary(tape, functions.unary(tape, inner), save_output=True)
+    one_plus = tape.tensor(tanh.axis, tanh.width, tanh.dtype)
+    tape.record((tanh,), (one_plus,), alias=True)
+    return functions.multiply(tape, functions.unary(tape, x), one_plus)
+
+
+def _quick_gelu(tape: Tape, x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x)"""
+    return functions.multiply(tape, x, functions.unary(tape, functions.unary(tape, x), save_output=True))
+
+
+def _keeps_input(tape: Tape, x: Tensor) -> Tensor:
+    return functions.unary(tape, x, save_input=True)
+
+
+def _keeps_output(tape: Tape, x: Tensor) -> Tensor:
+    return functions.unary(tape, x, save_output=True)
+
+
+ACTIVATIONS: dict[str, Callable[[Tape, Tensor], Tensor]] = {
+    "gelu": _keeps_input,
+    "gelu_pytorch_tanh": _keeps_input,
+    "silu": _keeps_input,
+    "swish": _keeps_input,
+    "relu": _keeps_output,
+    "tanh": _keeps_output,
+    "gelu_new": _gelu_new,
+    "quick_gelu": _quick_gelu,
+}
+"""Activation functions by the name that configs use, as transformers' ACT2FN implements them."""
+
+
+def activation(context: Context, op: Op, x: Tensor) -> Tensor:
+    """The activation by its config name."""
+    return ACTIVATIONS[op.attributes["function"]](context.tape, x)
+
+
+def softcap(context: Context, op: Op, x: Tensor) -> Tensor:
+    """tanh(x / c) * c: keeps the tanh."""
+    tape = context.tape
+    return functions.unary(tape, functions.unary(tape, functions.unary(tape, x), save_output=True))
+
+
+def first_token(context: Context, op: Op, x: Tensor) -> Tensor:
+    """A view of the first token of every sequence; its backward fills a whole tensor of zeros."""
+    out = Tensor(x.storage, op.outputs[0].axis, x.width, x.dtype, x.requires_grad)
+    context.tape.record((x,), (out,))
+    return out
+
+
+def cross_entropy(context: Context, op: Op, logits: Tensor) -> Tensor:
+    """logits.float(), log_softmax, nll_loss, as ForCausalLMLoss and nn.CrossEntropyLoss run: keeps the log-softmax in fp32.
+
+    16-bit logits: forward peak 2V + 4V + 4V a token, forward end 2V + 4V while the outputs are referenced.
+    Classification skips `.float()`. Source: transformers 5 loss/loss_utils.py.
+    """
+    tape = context.tape
+    language = op.attributes["loss"] != "classification"
+    upcast = tape.cast(logits, "fp32") if language or tape.policy.autocast else logits
+    log_probs = functions.unary(tape, upcast, save_output=True)
+    labels = tape.tensor(logits.axis, 1, "int64")
+    value = tape.tensor(ONCE, 2, "fp32")
+    tape.record((log_probs, labels), (value,), saved=(log_probs, labels, value))
+    if upcast is not logits:
+        tape.held[upcast.storage] = len(tape.nodes) - 1
+    return value
+
+
+def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) -> Tensor:
+    """The head and the loss in one function (Liger): gradients of x and W are made in forward, chunk by chunk.
+
+    A chunk has next_power_of_2(T / ceil(V / h)) tokens, so its logits take between 1 and 2 times 2 h bytes a token in 16 bit;
+    the upper bound is counted, twice (logits and the product that is added to W's gradient has W's size).
+    Source: linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py.
+    """
+    tape = context.tape
+    trained = context.trained(weight)
+    copy = tape.weight_cast(weight, tape.policy.weight, trained)
+    x = tape.autocast_compute(x)
+    value = tape.tensor(ONCE, 1, "fp32")
+    grad_x = tape.tensor(x.axis, x.width, x.dtype)
+    saved = [grad_x] if x.requires_grad else []
+    size = weight.shape[0] * weight.shape[1] * DTYPE_BYTES[tape.policy.weight]
+    weight_scratch: list[Size] = []
+    outputs = [value, grad_x]
+    if trained:
+        grad_w = tape.tensor(ONCE, weight.shape[0] * weight.shape[1], tape.policy.compute if tape.policy.autocast else tape.policy.weight)
+        outputs.append(grad_w)
+        saved.append(grad_w)
+        weight_scratch.append(grad_w.size)
+    chunk = (TOKEN, 2 * x.width * DTYPE_BYTES[x.dtype])
+    grads = ((size, 0, weight.name),) if trained else ()
+    inputs = (x,) if copy is None else (x, copy)
+    tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=[chunk, *weight_scratch])
+    for one in outputs[1:]:
+        one.requires_grad = False
+    if copy is not None:
+        copy.requires_grad = False
+    return value
+
+
+def opaque(context: Context, op: Op) -> Tensor:
+    """A model known by counts: one tensor of so many elements is kept, its gradient is as large."""
+    tape = context.tape
+    (weight,) = op.parameters
+    out = tape.tensor(op.outputs[0].axis, op.outputs[0].width, tape.policy.compute)
+    grads = ((weight.count * DTYPE_BYTES[tape.policy.weight], 0, weight.name),) if context.trained(weight) else ()
+    tape.record((), (out,), saved=(out,), weight_grads=grads)
+    return out
+

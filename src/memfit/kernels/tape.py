@@ -1,0 +1,133 @@
+"""A record of what autograd would record: tensors with storages, and nodes with what they save, allocate and return.
+
+Kernels write it op by op; `account.liveness` replays it forward and backward. The rules are PyTorch's own:
+a node saves an input only if the gradient of another input needs it; views share a storage; `add` passes its gradient on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memfit.model.description import ONCE, Parameter
+from memfit.precision import DTYPE_BYTES, PrecisionPolicy
+
+Size = tuple[int, int]
+"""An axis and the bytes for each unit of it."""
+
+_PROMOTION = {"fp32": 3, "bf16": 2, "fp16": 2, "bool": 0, "int64": 0}
+
+
+class Tensor:
+    """`width` elements of `dtype` per unit of `axis`, in a storage that other tensors may share. Storage -1: a parameter."""
+
+    __slots__ = ("axis", "dtype", "requires_grad", "storage", "width")
+
+    def __init__(self, storage: int, axis: int, width: int, dtype: str, requires_grad: bool) -> None:
+        self.storage = storage
+        self.axis = axis
+        self.width = width
+        self.dtype = dtype
+        self.requires_grad = requires_grad
+
+    @property
+    def size(self) -> Size:
+        """Axis and bytes per unit of it."""
+        return self.axis, self.width * DTYPE_BYTES[self.dtype]
+
+
+class Node:
+    """One autograd function: forward allocates `outputs` and `scratch`, backward the gradients and `backward_scratch`."""
+
+    __slots__ = ("alias", "backward_scratch", "inputs", "outputs", "saved", "scratch", "view_gradient", "weight_grads")
+
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], saved: tuple[int, ...], alias: bool,
+                 weight_grads: tuple[tuple[int, int, str], ...], scratch: Sequence[Size], backward_scratch: Sequence[Size],
+                 view_gradient: bool) -> None:  # fmt: skip
+        self.inputs = inputs
+        self.outputs = outputs
+        self.saved = saved
+        self.alias = alias
+        """The gradient of the output is passed on as the gradient of the inputs, without a copy."""
+        self.weight_grads = weight_grads
+        """For each trained parameter: bytes of its gradient, bytes of the copy in the compute format before it, its name."""
+        self.scratch = scratch
+        self.backward_scratch = backward_scratch
+        self.view_gradient = view_gradient
+        """Its input's gradient is a view (a matrix product over folded dimensions): a second one is not added to it in place."""
+
+
+class Tape:
+    """Records nodes under a precision policy. `trained(parameter)` tells what gets a gradient."""
+
+    def __init__(self, policy: PrecisionPolicy, *, grad: bool = True) -> None:
+        self.policy = policy
+        self.grad = grad
+        self.nodes: list[Node] = []
+        self.sizes: list[Size] = []
+        self.held: dict[int, int] = {}
+        """Storages that a Python name holds: storage -> index of the node after which it is let go."""
+        self.cached_casts: dict[str, Tensor] = {}
+        """Autocast's casts of trained weights, alive until the autocast block ends."""
+        self.first_logits: int | None = None
+        """The storage of the head's output: it and all later ones of the block are counted as logits."""
+
+    def tensor(self, axis: int, width: int, dtype: str, requires_grad: bool = False) -> Tensor:
+        """A tensor with a storage of its own."""
+        self.sizes.append((axis, width * DTYPE_BYTES[dtype]))
+        return Tensor(len(self.sizes) - 1, axis, width, dtype, requires_grad)
+
+    def view(self, base: Tensor, width: int) -> Tensor:
+        """A part of `base`, or another shape of it, in the same storage."""
+        return Tensor(base.storage, base.axis, width, base.dtype, base.requires_grad)
+
+    def record(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, saved: Sequence[Tensor] = (), alias: bool = False,
+               weight_grads: tuple[tuple[int, int, str], ...] = (), scratch: Sequence[Size] = (),
+               backward_scratch: Sequence[Size] = (), view_gradient: bool = False) -> None:  # fmt: skip
+        """Append a node; outputs require a gradient if an input or a parameter does, and only then is anything saved."""
+        requires = self.grad and (bool(weight_grads) or any(one.requires_grad for one in inputs))
+        kept: tuple[int, ...] = ()
+        if requires:
+            for one in outputs:
+                one.requires_grad = True
+            kept = tuple({one.storage for one in saved if one.storage >= 0})
+        self.nodes.append(Node(inputs, outputs, kept, alias, weight_grads if requires else (), scratch, backward_scratch,
+                               view_gradient))  # fmt: skip
+
+    def promote(self, *tensors: Tensor) -> str:
+        """The format of an element-wise result: the widest of its inputs'."""
+        return max((one.dtype for one in tensors), key=_PROMOTION.__getitem__)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        """`x.to(dtype)`: x itself when it already has the format. Saves nothing."""
+        if x.dtype == dtype:
+            return x
+        out = self.tensor(x.axis, x.width, dtype)
+        self.record((x,), (out,))
+        return out
+
+    def autocast_fp32(self, x: Tensor) -> Tensor:
+        """The input of an operation on autocast's fp32 list (norms, softmax, pow, losses)."""
+        return self.cast(x, "fp32") if self.policy.autocast else x
+
+    def autocast_compute(self, x: Tensor) -> Tensor:
+        """The input of an operation on autocast's 16-bit list (matrix products)."""
+        return self.cast(x, self.policy.compute) if self.policy.autocast else x
+
+    def weight_cast(self, parameter: Parameter, dtype: str, trained: bool) -> Tensor | None:
+        """Autocast's copy of a weight in the compute format, `None` where none is needed.
+
+        Copies of trained weights are cached until the autocast block ends, those of frozen ones are made at each use
+        (torch/csrc/autocast: only leaves that require a gradient are cached).
+        """
+        if not self.policy.autocast or dtype == self.policy.compute or dtype != "fp32":
+            return None
+        cached = self.cached_casts.get(parameter.name) if trained else None
+        if cached is None:
+            count = 1
+            for dim in parameter.shape:
+                count *= dim
+            cached = self.tensor(ONCE, count, self.policy.compute)
+            self.record((), (cached,))
+            if trained and self.grad:
+                self.cached_casts[parameter.name] = cached
+        return cached

@@ -1,0 +1,126 @@
+"""Builds a block so that a family file reads like the model's forward pass; shapes are inferred from the values."""
+
+from __future__ import annotations
+
+from memfit.model.description import POSITION, SEQUENCE, TOKEN, Block, CacheSpec, Op, Parameter, Value
+
+
+class BlockBuilder:
+    """Records operations in execution order. Every method returns the value(s) that the operation produces."""
+
+    def __init__(self, name: str, width: int, axis: int = TOKEN) -> None:
+        self.name = name
+        self._ops: list[Op] = []
+        self._num_values = 1
+        self._cache: CacheSpec | None = None
+        self.input = Value(0, axis, width)
+
+    def _value(self, axis: int, width: int) -> Value:
+        value = Value(self._num_values, axis, width)
+        self._num_values += 1
+        return value
+
+    def _op(self, kind: str, name: str, inputs: tuple[Value, ...], width: int, parameters: tuple[Parameter, ...] = (),
+            axis: int | None = None, **attributes: object) -> Value:  # fmt: skip
+        output = self._value(inputs[0].axis if axis is None else axis, width)
+        self._ops.append(Op(kind, name, inputs, (output,), parameters, attributes))
+        return output
+
+    def done(self, output: Value) -> Block:
+        """The finished block."""
+        return Block(self.name, self.input, output, tuple(self._ops), self._cache)
+
+    def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN) -> Value:
+        """Table look-up: rows x width parameters; ids are the batch's (axis token) or the positions."""
+        return self._op("embedding", name, (self.input,), width, (Parameter(name + ".weight", (rows, width), "embedding", "vocab"),), axis)
+
+    def position_embedding(self, name: str, rows: int, width: int) -> Value:
+        """A learned table over positions, without a batch dimension."""
+        return self.embedding(name, rows, width, axis=POSITION)
+
+    def linear(self, name: str, x: Value, out: int, *, bias: bool = False, split: str = "column", tied_to: str = "",
+               role: str = "linear", kind: str = "linear") -> Value:  # fmt: skip
+        """y = x W^T [+ b]; W is out x in."""
+        parameters = [Parameter(name + ".weight", (out, x.width), role, split, tied_to)]
+        if bias:
+            parameters.append(Parameter(name + ".bias", (out,), "bias", split if split == "column" else "none"))
+        return self._op(kind, name, (x,), out, tuple(parameters))
+
+    def head(self, name: str, x: Value, rows: int, *, bias: bool = False, tied_to: str = "") -> Value:
+        """The output projection to the vocabulary: never quantised, no adapter; `tied_to` an embedding's weight."""
+        return self.linear(name, x, rows, bias=bias, split="vocab", tied_to=tied_to, role="head", kind="head")
+
+    def rms_norm(self, name: str, x: Value, *, heads: int = 1, offset: bool = False) -> Value:
+        """x / rms(x) * w over the last dimension (width / heads); `offset`: multiplied by 1 + w in fp32 (Gemma)."""
+        weight = Parameter(name + ".weight", (x.width // heads,), "norm")
+        return self._op("rms_norm", name, (x,), x.width, (weight,), heads=heads, offset=offset)
+
+    def layer_norm(self, name: str, x: Value) -> Value:
+        """(x - mean) / std * w + b over the last dimension."""
+        shape = (x.width,)
+        parameters = (Parameter(name + ".weight", shape, "norm"), Parameter(name + ".bias", shape, "norm"))
+        return self._op("layer_norm", name, (x,), x.width, parameters)
+
+    def rotary(self, q: Value, k: Value, *, head_dim: int, rotary_dim: int | None = None) -> tuple[Value, Value]:
+        """Rotary position embedding of q and k; `rotary_dim` < head_dim rotates only the first part of each head."""
+        out_q, out_k = self._value(q.axis, q.width), self._value(k.axis, k.width)
+        attributes = {"head_dim": head_dim, "rotary_dim": rotary_dim}
+        self._ops.append(Op("rotary", "rotary", (q, k), (out_q, out_k), (), attributes))
+        return out_q, out_k
+
+    def attention(self, q: Value, k: Value, v: Value, *, num_heads: int, num_kv_heads: int, causal: bool = True,
+                  window: int | None = None, softcap: bool = False, dropout: float = 0.0, head_major: bool = False,
+                  softmax_dtype: str | None = "fp32", cached: bool = True) -> Value:  # fmt: skip
+        """softmax(q k^T / sqrt(d)) v; `head_major`: q lies as (batch, heads, seq, dim) in memory, so the output is copied.
+
+        `softmax_dtype`: eager implementations that ask for a softmax in fp32; `None` leaves it in the scores' format.
+        """
+        if cached:
+            self._cache = CacheSpec(k.width + v.width, window)
+        return self._op("attention", "attention", (q, k, v), num_heads * (v.width // num_kv_heads), num_heads=num_heads,
+                        num_kv_heads=num_kv_heads, causal=causal, window=window, softcap=softcap, dropout=dropout,
+                        head_major=head_major, softmax_dtype=softmax_dtype)  # fmt: skip
+
+    def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
+        """Views of a fused projection: the whole stays in memory as long as any part does."""
+        outputs = tuple(self._value(x.axis, width) for width in widths)
+        self._ops.append(Op("split", "split", (x,), outputs))
+        return outputs
+
+    def activation(self, function: str, x: Value) -> Value:
+        """gelu, gelu_new, silu, relu, tanh ... by the name that configs use."""
+        return self._op("activation", function, (x,), x.width, function=function)
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        """a * b, element by element."""
+        return self._op("multiply", "multiply", (a, b), a.width)
+
+    def add(self, a: Value, b: Value) -> Value:
+        """a + b, element by element; a position value is broadcast over the batch."""
+        return self._op("add", "add", (a, b), a.width, axis=max(a.axis, b.axis))
+
+    def scale(self, x: Value) -> Value:
+        """x times a number or an untrained scalar."""
+        return self._op("scale", "scale", (x,), x.width)
+
+    def softcap(self, x: Value) -> Value:
+        """tanh(x / c) * c"""
+        return self._op("softcap", "softcap", (x,), x.width)
+
+    def dropout(self, x: Value, probability: float) -> Value:
+        """Zeroes elements with a probability in training; nothing where it is 0."""
+        return self._op("dropout", "dropout", (x,), x.width, probability=probability)
+
+    def first_token(self, x: Value) -> Value:
+        """The first token of every sequence."""
+        return self._op("first_token", "first_token", (x,), x.width, axis=SEQUENCE)
+
+    def loss(self, kind: str, logits: Value, hidden: Value | None = None) -> Value:
+        """causal-lm, masked-lm or classification: cross-entropy of the logits; `hidden` is what the head read."""
+        inputs = (logits,) if hidden is None else (logits, hidden)
+        return self._op("loss", kind, inputs, 1, axis=0, loss=kind)
+
+    def opaque(self, name: str, *, params: int, elements: int) -> Value:
+        """Known by counts alone: `params` parameters, `elements` kept for backward per sequence."""
+        weight = (Parameter(name, (params,), "linear"),)
+        return self._op("opaque", name, (self.input,), elements, weight, axis=SEQUENCE)

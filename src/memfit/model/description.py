@@ -1,0 +1,157 @@
+"""Parameters, operations, blocks and the model: plain records, no arithmetic beyond counting.
+
+Every tensor's size is a whole number of bytes times one of a few products of the run's numbers: its axis. With b sequences
+(the micro-batch), s tokens of each that are processed at once, and k tokens of each that attention looks at (k = s in training):
+
+    once            1          weights and what belongs to them
+    position        s          rotary tables, position ids
+    sequence        b          pooled outputs
+    token           b s        hidden states
+    key-token       b k        keys and values that attention reads
+    pair            b s k      score matrices
+    position-pair   s k        masks without a batch dimension
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from memfit.job import Assumption
+
+AXES = ("once", "position", "sequence", "token", "key-token", "pair", "position-pair")
+ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, PAIR, POSITION_PAIR = range(len(AXES))
+
+ACTIVATION_FUNCTIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
+"""Activation functions whose memory is known, by the name that configs use; each has an implementation in `memfit.kernels`."""
+
+
+class Parameter(NamedTuple):
+    """One learned tensor. `role` is linear | embedding | norm | bias; only linear weights are quantised or adapted."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    split: str = "none"
+    """How tensor parallelism splits it: column (outputs), row (inputs), vocab, or none (replicated)."""
+    tied_to: str = ""
+    """The name of the parameter whose tensor this is (a head that shares the embedding): counted there."""
+
+    @property
+    def count(self) -> int:
+        """Elements, 0 if tied."""
+        return 0 if self.tied_to else prod(self.shape)
+
+
+class Value(NamedTuple):
+    """A tensor within a block: `width` elements for each unit of its axis."""
+
+    index: int
+    axis: int
+    width: int
+
+
+class Op(NamedTuple):
+    """One operation of a block, as the model's forward pass has it; kernels decide what it allocates and keeps."""
+
+    kind: str
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    parameters: tuple[Parameter, ...] = ()
+    attributes: Mapping[str, Any] = {}
+
+
+class CacheSpec(NamedTuple):
+    """The KV cache of one layer: elements of K and V for each cached token, and how many tokens it keeps at most."""
+
+    elements_per_token: int
+    window: int | None = None
+
+    def tokens(self, context: int) -> int:
+        """Cached tokens of one sequence of `context` tokens: min(context, window)."""
+        return context if self.window is None else min(context, self.window)
+
+
+class Block(NamedTuple):
+    """Operations in execution order, from one input tensor to one output tensor."""
+
+    name: str
+    input: Value
+    output: Value
+    ops: tuple[Op, ...]
+    cache: CacheSpec | None = None
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All parameters, tied ones included."""
+        return [parameter for op in self.ops for parameter in op.parameters]
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the parameters that belong to this block."""
+        return sum(parameter.count for parameter in self.parameters)
+
+
+class Segment(NamedTuple):
+    """A run of blocks, repeated: 28 x (decoder layer), or 13 x (sliding layer, full layer)."""
+
+    blocks: tuple[Block, ...]
+    repeat: int = 1
+    role: str = "layers"
+    """embedding | layers | head. Only layers are checkpointed."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """What every source is translated into. Two models are the same only if they are the same object."""
+
+    name: str
+    family: str
+    architecture: str
+    source: str
+    kind: str
+    """decoder | encoder"""
+    segments: tuple[Segment, ...]
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int | None = None
+    hard_position_limit: bool = False
+    """Learned positions: a longer sequence is impossible, not only untrained."""
+    dtype: str | None = None
+    """Format of the checkpoint as the config states it."""
+    loss: str | None = "causal-lm"
+    attention_kernels: tuple[str, ...] = ("flash", "sdpa", "eager")
+    """Attention implementations that the architecture supports (soft-capped scores rule out sdpa)."""
+    stated_parameters: int | None = None
+    """The count that the user gave, where the shapes are only typical for it."""
+    buffer_bytes: int = 0
+    """Non-trained tensors on the device."""
+    rotary_dim: int | None = None
+    """Width of the rotary tables (cos and sin), which are made once per forward and kept by every layer."""
+    relative_uncertainty: float = 0.0
+    """Share by which the model itself may be off: 0 for a config, wide for a model known only by its size."""
+    assumptions: tuple[Assumption, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_parameters(self) -> int:
+        """Learned elements, tied ones once; as built by `architecture`."""
+        return sum(segment.repeat * block.num_parameters for segment in self.segments for block in segment.blocks)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The distinct sliding windows of its layers."""
+        found = {block.cache.window for segment in self.segments for block in segment.blocks if block.cache}
+        return tuple(sorted(window for window in found if window is not None))
+
+    @property
+    def caches(self) -> list[tuple[CacheSpec, int]]:
+        """Each layer kind's cache with the number of such layers."""
+        return [(block.cache, segment.repeat) for segment in self.segments for block in segment.blocks if block.cache]

@@ -1,0 +1,191 @@
+"""The one mechanism for an input of a job: declared once as a dataclass field, known to every face.
+
+A field is declared with `option(...)`; the metadata on the frozen dataclass is all there is. From it come the command-line
+options, validation with "did you mean", the JSON Schema, the docs table and the flag that an assumption names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from memfit.errors import UsageError, did_you_mean
+from memfit.units import LARGEST, parse_count, parse_fraction, parse_size, parse_tokens
+
+T = TypeVar("T")
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "size": parse_size,
+    "count": parse_count,
+    "tokens": parse_tokens,
+    "fraction": parse_fraction,
+}
+_JSON_TYPES = {"size": "integer", "count": "integer", "tokens": "integer", "fraction": "number", "number": "number",
+               "text": "string", "choice": "string", "flag": "boolean"}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What is known of one field. `kind` is size | count | tokens | fraction | number | text | choice | flag."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    """Beside `choices`: values that begin with this are taken too (`custom:`)."""
+    minimum: float | None = None
+    maximum: float | None = None
+    aliases: tuple[str, ...] = ()
+    choice_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    group: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling, `--kv-heads`."""
+        return "--" + self.name.replace("_", "-")
+
+    def parse(self, raw: Any) -> Any:
+        """The value of this field from a string or a JSON value.
+
+        Raises:
+            UsageError: the value has the wrong type, is out of bounds or is not one of the choices.
+        """
+        if raw is None:
+            return None
+        if self.kind == "flag":
+            return self._parse_flag(raw)
+        if self.kind in ("choice", "text"):
+            return self._parse_text(raw)
+        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+            raise UsageError(f"{self.flag} takes a {self.kind}, not {raw!r}")
+        if isinstance(raw, str):
+            value = self._parse_number(raw)
+        elif isinstance(raw, float) and self.kind not in ("number", "fraction"):
+            if not raw.is_integer():
+                raise UsageError(f"{self.flag} takes a whole number, not {raw!r}")
+            value = int(raw)
+        else:
+            value = raw
+        self._check_bounds(value)
+        return value
+
+    def _parse_flag(self, raw: Any) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        if isinstance(raw, str) and raw.lower() in ("true", "yes", "on", "1"):
+            return True
+        if isinstance(raw, str) and raw.lower() in ("false", "no", "off", "0"):
+            return False
+        raise UsageError(f"{self.flag} takes true or false, not {raw!r}")
+
+    def _parse_text(self, raw: Any) -> str:
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            raw = str(raw)
+        if not isinstance(raw, str):
+            raise UsageError(f"{self.flag} takes a text, not {raw!r}")
+        text = raw.strip()
+        if self.kind == "text":
+            return text
+        lowered = text.lower()
+        lowered = self.choice_aliases.get(lowered, lowered)
+        if lowered in self.choices or (self.pattern and lowered.startswith(self.pattern)):
+            return lowered
+        hint = did_you_mean(text, [*self.choices, *self.choice_aliases])
+        raise UsageError(f"{self.flag} does not know {text!r}{hint}; it takes {', '.join(self.choices)}")
+
+    def _parse_number(self, raw: str) -> float | int:
+        if raw.strip().startswith("-"):
+            raise UsageError(f"{self.flag} cannot be negative ({raw.strip()})")
+        if self.kind == "number":
+            try:
+                return float(raw)
+            except ValueError:
+                raise UsageError(f"{self.flag} takes a number, not {raw!r}") from None
+        try:
+            value: int | float = _PARSERS[self.kind](raw)
+        except UsageError as error:
+            raise UsageError(f"{self.flag}: {error}") from None
+        return value
+
+    def _check_bounds(self, value: float) -> None:
+        if value != value:
+            raise UsageError(f"{self.flag} takes a number, not {value}")
+        if self.minimum is not None and value < self.minimum:
+            raise UsageError(f"{self.flag} must be at least {self.minimum:g}, not {value:g}")
+        maximum = self.maximum if self.maximum is not None else LARGEST
+        if value > maximum:
+            raise UsageError(f"{self.flag} must be at most {maximum:g}, not {value:g}")
+
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON Schema of this field's value."""
+        schema: dict[str, Any] = {"type": _JSON_TYPES[self.kind], "description": self.help}
+        if self.choices and not self.pattern:
+            schema["enum"] = list(self.choices)
+        if self.pattern:
+            schema["examples"] = [*self.choices, self.pattern + "..."]
+        if self.minimum is not None:
+            schema["minimum"] = self.minimum
+        if self.maximum is not None:
+            schema["maximum"] = self.maximum
+        if self.default is not None:
+            schema["default"] = self.default
+        return schema
+
+
+def option(default: Any, help: str, *, kind: str, **metadata: Any) -> Any:
+    """A dataclass field that is an input of a job. See `Option` for the metadata."""
+    return dataclasses.field(default=default, metadata={"option": {"kind": kind, "default": default, "help": help, **metadata}})
+
+
+_CACHE: dict[type, dict[str, Option]] = {}
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """The options that a dataclass declares, by field name, in order of declaration."""
+    found = _CACHE.get(cls)
+    if found is None:
+        found = {
+            field.name: Option(name=field.name, **field.metadata["option"])
+            for field in dataclasses.fields(cls)
+            if "option" in field.metadata
+        }
+        _CACHE[cls] = found
+    return found
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[str] = ()) -> T:
+    """An instance of the dataclass `cls` from raw values by field name (underscores or hyphens; aliases are accepted).
+
+    Raises:
+        UsageError: a name that neither `cls` nor `known_elsewhere` knows, or a value that its field refuses.
+    """
+    options = options_of(cls)
+    names = {alias.replace("-", "_"): name for name, one in options.items() for alias in one.aliases}
+    others = set(known_elsewhere)
+    parsed: dict[str, Any] = {}
+    for raw_name, raw in values.items():
+        name = raw_name.replace("-", "_")
+        name = names.get(name, name)
+        if name not in options:
+            if name in others:
+                continue
+            hint = did_you_mean(name, [*options, *others])
+            raise UsageError(f"unknown option {raw_name!r}{hint}")
+        if raw is not None:
+            parsed[name] = options[name].parse(raw)
+    return cls(**parsed)
+
+
+def json_schema(cls: type, title: str) -> dict[str, Any]:
+    """The JSON Schema of an object with the fields of `cls`, all optional, none unknown."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        "type": "object",
+        "properties": {name: one.json_schema() for name, one in options_of(cls).items()},
+        "additionalProperties": False,
+    }

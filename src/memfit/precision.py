@@ -1,0 +1,85 @@
+"""Number formats, quantised storage (bits with scales and zero points) and precision policies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.errors import UsageError
+
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8, "int32": 4, "bool": 1}
+"""Bytes of one element."""
+
+TORCH_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float": "fp32", "float64": "fp64"}
+"""How configs spell the formats."""
+
+
+class QuantizedFormat(NamedTuple):
+    """A storage format of linear weights: `bits` per element, plus scales (and zero points) per block of elements.
+
+    bytes(n) = n x bits / 8 + ceil(n / block) x scale_bytes [+ ceil(ceil(n / block) / outer_block) x outer_bytes]
+    """
+
+    name: str
+    bits: int
+    block: int
+    """Elements that share a scale; 0: one scale per output row."""
+    scale_bytes_x2: int
+    """Twice the bytes of scales and zero points per block (half bytes occur: a 4-bit zero point)."""
+    outer_block: int = 0
+    """Double quantisation: first-level scales that share a second-level scale."""
+    outer_bytes: int = 0
+    dequantized: bool = False
+    """The kernel writes a 16-bit copy of one weight at a time (bitsandbytes 4-bit at more than one token)."""
+    source: str = ""
+
+    def weight_bytes(self, out_features: int, in_features: int) -> int:
+        """Bytes of one out x in matrix with its scales."""
+        elements = out_features * in_features
+        blocks = -(-elements // self.block) if self.block else out_features
+        total = -(-elements * self.bits // 8) + -(-blocks * self.scale_bytes_x2 // 2)
+        if self.outer_block:
+            total += -(-blocks // self.outer_block) * self.outer_bytes
+        return total
+
+
+_BNB = "bitsandbytes functional.py: quantize_4bit, blocksize 64; absmax fp32, nested: 8 bits per block and fp32 per 256 blocks"
+QUANTIZED = {
+    one.name: one
+    for one in (
+        QuantizedFormat("nf4", 4, 64, 8, dequantized=True, source=_BNB),
+        QuantizedFormat("nf4-dq", 4, 64, 2, 256, 4, dequantized=True, source=_BNB),
+        QuantizedFormat("int4", 4, 128, 5, source="GPTQ and AWQ, group 128: fp16 scale and 4-bit zero point per group"),
+        QuantizedFormat("int8", 8, 0, 8, source="bitsandbytes LLM.int8(): one byte and an fp32 scale per output row"),
+        QuantizedFormat("fp8", 8, 0, 8, source="per-channel fp8: one byte and an fp32 scale per output row"),
+    )
+}
+"""Formats of linear layers' weights by name."""
+
+KV_BYTES_X2 = {"fp32": 8, "bf16": 4, "fp16": 4, "fp8": 2, "int8": 2, "int4": 1}
+"""Twice the bytes of one element of a KV cache."""
+
+
+class PrecisionPolicy(NamedTuple):
+    """In which format weights are stored and matrix products computed; `autocast`: torch casts at each operation."""
+
+    name: str
+    weight: str
+    compute: str
+    autocast: bool
+
+
+def training_policy(precision: str, weight_dtype: str | None) -> PrecisionPolicy:
+    """The policy of a raw PyTorch loop: `x-true` stores and computes in x; `x-mixed` is autocast over `weight_dtype` (fp32).
+
+    Raises:
+        UsageError: a weight format that contradicts a true precision.
+    """
+    width, _, kind = precision.partition("-")
+    compute = {"32": "fp32"}.get(width, width)
+    if kind == "mixed":
+        return PrecisionPolicy(precision, weight_dtype or "fp32", compute, True)
+    if weight_dtype not in (None, compute):
+        raise UsageError(
+            f"--weight-dtype {weight_dtype} contradicts --precision {precision}: use a mixed precision, or leave the weight format out"
+        )
+    return PrecisionPolicy(precision, compute, compute, False)

@@ -1,0 +1,131 @@
+"""An answer as GitHub-flavoured Markdown, for issues and pull requests: a table, and the rest folded away. No colour codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from memfit.report.text import (
+    NOTICE,
+    cluster_name,
+    fits_word,
+    flags_text,
+    headline,
+    interval,
+    percent,
+    plain,
+    question,
+    show_value,
+    version,
+)
+from memfit.units import format_gib
+
+if TYPE_CHECKING:
+    from memfit.fit.answer import Answer
+
+_SPECIAL = str.maketrans({char: "\\" + char for char in "\\`*_[]|#~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;"})
+
+
+def escape(text: object) -> str:
+    """Text that Markdown shows as it is: no links, no mentions, no HTML, no column break."""
+    return plain(text).translate(_SPECIAL)
+
+
+def code(text: object, *, in_table: bool = True) -> str:
+    """Text as inline code. In a table a pipe ends the cell even within code, unless it is escaped."""
+    cleaned = plain(text).replace("`", "'")
+    if in_table:
+        cleaned = cleaned.replace("|", "\\|")
+    return f"`{cleaned}`" if cleaned else ""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
+    """A table of finished cells; `align` has `l` or `r` for each column."""
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---:" if side == "r" else "---" for side in align) + " |"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def details(title: str, body: str) -> str:
+    """A part that is folded until it is opened."""
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def to_markdown(answer: Answer) -> str:
+    """The verdict, the component table of the binding rank, recommendations; phases, limits and assumptions folded."""
+    parts = [f"**{escape(headline(answer))}**", f"{escape(question(answer))}. {interval(answer)}.", _components(answer)]
+    parts += _warnings(answer)
+    parts += [section for section in (_recommendations(answer), _phases(answer), _limits(answer), _assumptions(answer),
+                                      _rule(answer), _steps(answer)) if section]  # fmt: skip
+    parts.append(f"<sub>memfit {version()}: {NOTICE}</sub>")
+    return "\n\n".join(parts) + "\n"
+
+
+def _components(answer: Answer) -> str:
+    rank = answer.estimate.worst
+    peak = rank.peak
+    rows = [
+        [one.name.replace("_", " "), format_gib(one.bytes), format_gib(one.at_peak_bytes),
+         percent(one.at_peak_bytes, peak.device_bytes), one.basis, code(one.formula)]
+        for one in rank.components
+        if one.bytes
+    ]  # fmt: skip
+    for name, size in (("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes), ("device", peak.device_bytes)):
+        rows.append([f"**{name}**", "", f"**{format_gib(size)}**", percent(size, peak.device_bytes), "", ""])
+    if answer.job.cluster is not None:
+        usable = answer.job.cluster.usable_bytes
+        rows.append(["**usable**", "", f"**{format_gib(usable)}**", "", "", escape(cluster_name(answer.job.cluster))])
+    return table(["component", "largest", f"at the peak ({escape(peak.phase)})", "share", "basis", "formula"], rows, "lrrrll")
+
+
+def _warnings(answer: Answer) -> list[str]:
+    return ["\n".join(f"> **{escape(one.code)}**: {escape(one.text)}" for one in answer.warnings)] if answer.warnings else []
+
+
+def _recommendations(answer: Answer) -> str:
+    if not answer.recommendations:
+        return ""
+    rows = [
+        [escape(one.change), format_gib(one.peak_bytes), format_gib(one.saves_bytes), fits_word(one.fits), escape(one.cost),
+         code(flags_text(one))]
+        for one in answer.recommendations
+    ]  # fmt: skip
+    return "**What would change it**\n\n" + table(["change", "peak", "saves", "fits", "cost", "flags"], rows, "lrrlll")
+
+
+def _phases(answer: Answer) -> str:
+    rows = [
+        [escape(phase.name) + (" (first step)" if phase.first_step else ""), format_gib(phase.allocated_bytes),
+         ", ".join(f"{name.replace('_', ' ')} {format_gib(size)}" for name, size in phase.components.items() if size)]
+        for phase in answer.estimate.worst.phases
+    ]  # fmt: skip
+    return details("Phases", table(["phase", "allocated", "made of"], rows, "lrl")) if rows else ""
+
+
+def _limits(answer: Answer) -> str:
+    rows = [
+        [escape(name), show_value(one.max) if one.max is not None else "", show_value(one.likely) if one.likely is not None else "",
+         format_gib(one.fixed_bytes), format_gib(one.bytes_per_unit), escape(one.binds)]
+        for name, one in answer.limits.items()
+    ]  # fmt: skip
+    header = ["number", "largest that fits", "likely", "fixed", "per unit", "binds"]
+    return details("Limits", table(header, rows, "lrrrrl")) if rows else ""
+
+
+def _assumptions(answer: Answer) -> str:
+    rows = [
+        [escape(one.name), escape(show_value(one.value)), escape(one.why), code(one.flag or "")] for one in answer.assumptions
+    ]
+    return details(f"Assumptions ({len(rows)})", table(["name", "value", "why", "flag"], rows, "llll")) if rows else ""
+
+
+def _rule(answer: Answer) -> str:
+    rule = answer.rule_of_thumb
+    if rule is None:
+        return ""
+    return details("Rule of thumb", f"{code(rule.formula, in_table=False)} = {format_gib(rule.bytes)}. {escape(rule.differs_because)}")
+
+
+def _steps(answer: Answer) -> str:
+    lines = [f"- {escape(one.why)}: {code(one.command, in_table=False)}" for one in (*answer.verify, *answer.next)]
+    return details("Verify, and go on", "\n".join(lines)) if lines else ""

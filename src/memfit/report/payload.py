@@ -1,0 +1,168 @@
+"""An answer as one JSON object. The keys are a contract with other tools: they change only by addition.
+
+`memfit/data/answer.schema.json` describes the object; the tests hold real answers against it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from memfit.report.text import NOTICE, version
+
+if TYPE_CHECKING:
+    from memfit.account.estimate import CacheUse, Component, Peak, Phase, Rank
+    from memfit.devices import Cluster
+    from memfit.fit.answer import Answer
+
+SCHEMA_VERSION = 1
+
+ONE_DEVICE = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "sp": 1, "cp": 1, "pp": 1, "ep": 1, "zero": 0}
+"""The degrees of a job on one device; `zero` is the ZeRO stage."""
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """The answer as plain dicts, lists, strings and numbers; bytes are integers."""
+    estimate = answer.estimate
+    job = answer.job
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "memfit_version": version(),
+        "notice": NOTICE,
+        "model": _model(answer),
+        "workload": _workload(answer),
+        "parallelism": dict(ONE_DEVICE),
+        "runtime": _runtime(job.overheads.runtime),
+        "device": None if job.cluster is None else _device(job.cluster),
+        "ranks": [_rank(rank) for rank in estimate.ranks],
+        "peak": {"rank": estimate.worst.rank, **_peak(estimate.peak)},
+        "host": {"bytes": estimate.host_bytes},
+        "kv_cache": None if estimate.cache is None else _cache(estimate.cache),
+        "verdict": None if answer.verdict is None else dataclasses.asdict(answer.verdict),
+        "limits": {name: dataclasses.asdict(limit) for name, limit in answer.limits.items()},
+        "recommendations": [{**dataclasses.asdict(one), "flags": list(one.flags)} for one in answer.recommendations],
+        "rule_of_thumb": None if answer.rule_of_thumb is None else dataclasses.asdict(answer.rule_of_thumb),
+        "assumptions": [
+            {"name": one.name, "value": json_value(one.value), "why": one.why, "flag": one.flag} for one in answer.assumptions
+        ],
+        "warnings": [{"code": one.code, "text": one.text} for one in answer.warnings],
+        "verify": [{"how": one.why, "command": one.command} for one in answer.verify],
+        "next": [{"why": one.why, "command": one.command} for one in answer.next],
+        "overheads": {
+            "cuda_context": job.overheads.cuda_context,
+            "workspace": job.overheads.workspace,
+            "fragmentation": job.overheads.fragmentation,
+        },
+        "headroom": job.headroom,
+        "smallest_devices": [{"device": name, "count": count} for name, count in answer.smallest_devices],
+        "notes": list(estimate.notes),
+    }
+
+
+def json_value(value: Any) -> Any:
+    """The value itself if JSON has it, a list for a tuple, else its text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, list | tuple):
+        return [json_value(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): json_value(one) for key, one in value.items()}
+    return str(value)
+
+
+def trainable_parameters(answer: Answer) -> int | None:
+    """Parameters that the optimizer updates: what the estimate counted; else all in full training, none in inference."""
+    counted = answer.estimate.trainable_parameters
+    if counted is not None:
+        return counted
+    workload = answer.job.workload
+    if workload.kind == "infer":
+        return 0
+    return answer.job.model.num_parameters if getattr(workload, "method", "full") == "full" else None
+
+
+def _model(answer: Answer) -> dict[str, Any]:
+    model = answer.job.model
+    return {
+        "name": model.name,
+        "family": model.family,
+        "parameters": model.num_parameters,
+        "active_parameters": getattr(model, "num_active_parameters", model.num_parameters),
+        "trainable_parameters": trainable_parameters(answer),
+        "source": model.source,
+        "architecture": model.architecture,
+    }
+
+
+def _workload(answer: Answer) -> dict[str, Any]:
+    workload = answer.job.workload
+    fields = {field.name: json_value(getattr(workload, field.name)) for field in dataclasses.fields(workload)}
+    return {"kind": workload.kind, **fields}
+
+
+def _runtime(name: str | None) -> dict[str, Any]:
+    base, _, release = (name or "").partition("@")
+    return {"name": base or None, "version": release or None}
+
+
+def _device(cluster: Cluster) -> dict[str, Any]:
+    device = cluster.device
+    return {
+        "name": device.name,
+        "count": cluster.count,
+        "marketed_bytes": device.marketed_bytes,
+        "usable_bytes": cluster.usable_bytes,
+        "id": device.id,
+        "vendor": device.vendor,
+        "kind": device.kind,
+        "reading": cluster.reading,
+        "usable_source": device.usable_source,
+    }
+
+
+def _component(component: Component) -> dict[str, Any]:
+    return {
+        "name": component.name,
+        "bytes": component.bytes,
+        "at_peak_bytes": component.at_peak_bytes,
+        "low_bytes": component.low_bytes,
+        "high_bytes": component.high_bytes,
+        "counted_in": component.counted_in,
+        "basis": component.basis,
+        "formula": component.formula,
+        "source": component.source,
+    }
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    return {
+        "name": phase.name,
+        "allocated_bytes": phase.allocated_bytes,
+        "components": dict(phase.components),
+        "first_step": phase.first_step,
+    }
+
+
+def _peak(peak: Peak) -> dict[str, Any]:
+    return dataclasses.asdict(peak)
+
+
+def _rank(rank: Rank) -> dict[str, Any]:
+    forward_end = None
+    if rank.kept_bytes is not None:
+        forward_end = {"kept_bytes": rank.kept_bytes, "allocated_bytes": rank.forward_end_bytes}
+    return {
+        "rank": rank.rank,
+        "count": rank.count,
+        "components": [_component(component) for component in rank.components],
+        "phases": [_phase(phase) for phase in rank.phases],
+        "forward_end": forward_end,
+        "backward_end": None if rank.backward_end_bytes is None else {"allocated_bytes": rank.backward_end_bytes},
+        "peak": _peak(rank.peak),
+    }
+
+
+def _cache(cache: CacheUse) -> dict[str, Any]:
+    return {**dataclasses.asdict(cache), "max_concurrency": json_value(cache.max_concurrency)}

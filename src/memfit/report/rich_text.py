@@ -1,0 +1,110 @@
+"""The few shapes that the terminal faces share: tables, headings, bars, and the rendering to text. Imports rich: import it late."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.box import Box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memfit.report.look import Look
+from memfit.report.text import plain
+
+_RULES = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
+_RULES_UNICODE = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+VERDICT_STYLES = {"yes": "bold green", "tight": "bold yellow", "no": "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, whether its cells are numbers (right, never wrapped), and its share of the free width."""
+
+    title: str
+    number: bool = False
+    wrap: bool = False
+    ratio: int | None = None
+
+
+def table(columns: Sequence[Column], look: Look, *, expand: bool = False) -> Table:
+    """An empty table with rules between its sections and no frame."""
+    made = Table(
+        box=_RULES_UNICODE if look.unicode else _RULES,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        expand=expand,
+        header_style="bold",
+        border_style="dim",
+    )
+    for one in columns:
+        made.add_column(
+            one.title,
+            justify="right" if one.number else "left",
+            no_wrap=not one.wrap,
+            overflow="fold",
+            ratio=one.ratio,
+        )
+    return made
+
+
+def bar(part: int, whole: int, width: int, look: Look) -> str:
+    """A bar of at most `width` characters for part / whole; something that is there never shows as nothing."""
+    if whole <= 0 or part <= 0:
+        return ""
+    eighths = max(1, min(round(8 * width * part / whole), 8 * width))
+    if not look.unicode:
+        return "#" * max(1, round(eighths / 8))
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def cell(text: object, style: str = "") -> Text:
+    """Text of a cell, cleaned; never read as markup."""
+    return Text(plain(text), style=style)
+
+
+def heading(title: str) -> Text:
+    """The title of a section."""
+    return Text(title, style="bold cyan")
+
+
+def bullet(text: str, look: Look, style: str = "") -> RenderableType:
+    """A line with a mark before it; further lines are indented below its text."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=1)
+    grid.add_column(overflow="fold")
+    grid.add_row("•" if look.unicode else "-", Text(text, style=style))
+    return grid
+
+
+def indented(body: RenderableType) -> RenderableType:
+    """A part moved two columns to the right."""
+    return Padding(body, (0, 0, 0, 2))
+
+
+def to_text(parts: Iterable[RenderableType], look: Look) -> str:
+    """The parts below each other as text, without trailing blanks; colour codes only if the look has colour."""
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=look.width,
+        height=100,
+        force_terminal=look.color,
+        color_system="standard" if look.color else None,
+        no_color=not look.color,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        _environ={},
+    )
+    for part in parts:
+        console.print(part)
+    lines = [line.rstrip() for line in stream.getvalue().split("\n")]
+    return "\n".join(lines).rstrip("\n") + "\n"

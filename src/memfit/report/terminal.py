@@ -1,0 +1,221 @@
+"""An answer in the terminal: the verdict first, then where the memory goes, then what to do. Made with rich, imported late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from memfit.report.look import Look
+from memfit.report.rich_text import (
+    VERDICT_STYLES,
+    Column,
+    bar,
+    bullet,
+    cell,
+    heading,
+    indented,
+    table,
+    to_text,
+)
+from memfit.report.text import (
+    NOTICE,
+    cluster_name,
+    fits_word,
+    flags_text,
+    headline,
+    interval,
+    percent,
+    plain,
+    question,
+    show_value,
+    version,
+)
+from memfit.units import format_gib
+
+if TYPE_CHECKING:
+    from memfit.account.estimate import Rank
+    from memfit.fit.answer import Answer
+
+_BAR_WIDTH = 8
+_WIDE_ENOUGH_FOR_BARS = 92
+_WIDE_ENOUGH_FOR_FORMULAS = 72
+
+
+def render(answer: Answer, look: Look, explain: bool = False) -> str:
+    """The whole answer as text for a terminal of this look. `explain` adds the source of each formula."""
+    return to_text(_parts(answer, look, explain), look)
+
+
+def _parts(answer: Answer, look: Look, explain: bool) -> Iterator[RenderableType]:
+    style = VERDICT_STYLES[answer.verdict.fits] if answer.verdict is not None else "bold"
+    yield Text(headline(answer), style=style)
+    yield from _first_lines(answer)
+    for warning in answer.warnings:
+        yield Text.assemble(("warning: ", "bold yellow"), plain(warning.text))
+    yield Text("")
+    yield from _components(answer, look, explain)
+    for section in (_limits, _recommendations, _phases, _assumptions, _rule_of_thumb, _steps):
+        yield from section(answer, look)
+    yield Text("")
+    yield Text(f"memfit {version()}: {NOTICE}", style="dim")
+
+
+def _first_lines(answer: Answer) -> Iterator[RenderableType]:
+    yield Text(question(answer))
+    peak = answer.estimate.peak
+    where = f" ({plain(peak.where)})" if peak.where else ""
+    ranks = answer.estimate.ranks
+    on_rank = f" on rank {plain(answer.estimate.worst.rank)}" if len(ranks) > 1 else ""
+    yield Text(f"Peak at {plain(peak.phase)}{where}{on_rank}: {format_gib(peak.device_bytes)} per device; {interval(answer)}")
+    if answer.job.cluster is not None and answer.job.cluster.reading:
+        yield Text(f"Device: {plain(answer.job.cluster.reading)}")
+    change = _smallest_change(answer)
+    if change:
+        yield Text(change)
+
+
+def _smallest_change(answer: Answer) -> str:
+    """One line on how to make it fit, when it does not."""
+    if answer.verdict is None or answer.verdict.fits == "yes":
+        return ""
+    for one in answer.recommendations:
+        if one.fits == "yes":
+            flags = flags_text(one)
+            return f"Smallest change that fits: {plain(one.change)}" + (f" ({flags})" if flags else "")
+    return "None of the changes that memfit tried makes it fit." if answer.recommendations else ""
+
+
+def _components(answer: Answer, look: Look, explain: bool) -> Iterator[RenderableType]:
+    rank = answer.estimate.worst
+    whole = rank.peak.device_bytes
+    bars = look.width >= _WIDE_ENOUGH_FOR_BARS
+    formulas = look.width >= _WIDE_ENOUGH_FOR_FORMULAS
+    columns = [Column("component"), Column("largest", number=True), Column("at the peak", number=True), Column("share", number=True)]
+    columns += [Column("")] if bars else []
+    columns += [Column("basis")]
+    columns += [Column("formula", wrap=True)] if formulas else []
+    made = table(columns, look)
+    shown = [one for one in rank.components if one.bytes or one.at_peak_bytes]
+    for index, one in enumerate(shown):
+        row = [cell(one.name.replace("_", " ")), cell(format_gib(one.bytes)), cell(format_gib(one.at_peak_bytes)),
+               cell(percent(one.at_peak_bytes, whole))]  # fmt: skip
+        row += [Text(bar(one.at_peak_bytes, whole, _BAR_WIDTH, look), style="cyan")] if bars else []
+        row += [cell(one.basis)]
+        if formulas:
+            row.append(_formula(one.formula, one.source if explain else ""))
+        made.add_row(*row, end_section=index == len(shown) - 1)
+    padding = [cell("")] * bars
+    for name, size, note in _totals(answer, rank):
+        row = [cell(name, "bold"), cell(""), cell(format_gib(size), "bold"), cell(percent(size, whole)), *padding, cell("")]
+        made.add_row(*row, *([cell(note, "dim")] if formulas else []))
+    yield made
+    if not formulas:
+        for one in shown:
+            yield Text.assemble((one.name.replace("_", " ") + ": ", "bold"), _formula(one.formula, one.source if explain else ""))
+
+
+def _formula(formula: str, source: str) -> Text:
+    text = cell(formula)
+    if source:
+        text.append("\nsource: " + plain(source), style="dim")
+    return text
+
+
+def _totals(answer: Answer, rank: Rank) -> Iterator[tuple[str, int, str]]:
+    """The three numbers, and what the device offers: `device` and `free` add up to `usable`."""
+    peak = rank.peak
+    yield "allocated", peak.allocated_bytes, "tensors: torch.cuda.max_memory_allocated"
+    yield "reserved", peak.reserved_bytes, "held by the allocator: max_memory_reserved"
+    yield "device", peak.device_bytes, "the process on the device: nvidia-smi"
+    cluster = answer.job.cluster
+    if cluster is not None:
+        free = cluster.usable_bytes - peak.device_bytes
+        yield ("free" if free >= 0 else "short by"), abs(free), f"of {format_gib(cluster.usable_bytes)} usable on {cluster_name(cluster)}"
+
+
+def _limits(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    cache = answer.estimate.cache
+    if not answer.limits and cache is None:
+        return
+    yield Text("")
+    yield heading("Limits" if answer.job.cluster is not None else "Memory per unit")
+    if answer.limits:
+        columns = [Column(""), Column("largest that fits", number=True), Column("likely", number=True), Column("fixed", number=True),
+                   Column("per unit", number=True), Column("binds at")]  # fmt: skip
+        made = table(columns, look)
+        for name, one in answer.limits.items():
+            made.add_row(cell(name), cell("" if one.max is None else show_value(one.max), "bold"),
+                         cell("" if one.likely is None else show_value(one.likely)), cell(format_gib(one.fixed_bytes)),
+                         cell(format_gib(one.bytes_per_unit)), cell(one.binds))  # fmt: skip
+        yield indented(made)
+    if cache is not None:
+        text = f"KV cache: {format_gib(cache.bytes_per_token)} per token, {format_gib(cache.bytes_per_sequence)} per sequence"
+        if cache.pool_bytes is not None:
+            text += f"; pool {format_gib(cache.pool_bytes)}"
+        if cache.pool_tokens is not None:
+            text += f" for {cache.pool_tokens:,} tokens"
+        yield indented(Text(text))
+
+
+def _recommendations(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    if not answer.recommendations:
+        return
+    yield Text("")
+    yield heading("What would change it")
+    columns = [Column("change", wrap=True), Column("peak", number=True), Column("saves", number=True), Column("fits"),
+               Column("cost", wrap=True), Column("flags", wrap=True)]  # fmt: skip
+    made = table(columns, look)
+    styles = {"yes": "green", "tight": "yellow", "no": "red"}
+    for one in answer.recommendations:
+        made.add_row(cell(one.change), cell(format_gib(one.peak_bytes)), cell(format_gib(one.saves_bytes)),
+                     cell(fits_word(one.fits), styles.get(one.fits or "", "")), cell(one.cost), cell(flags_text(one)))  # fmt: skip
+    yield indented(made)
+
+
+def _phases(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    phases = answer.estimate.worst.phases
+    if not phases:
+        return
+    yield Text("")
+    yield heading("Phases (allocated)")
+    largest = max(phase.allocated_bytes for phase in phases)
+    made = table([Column("phase"), Column("allocated", number=True), Column(""), Column("mostly", wrap=True)], look)
+    for phase in phases:
+        top = sorted(phase.components.items(), key=lambda item: -item[1])[:3]
+        mostly = ", ".join(f"{name.replace('_', ' ')} {format_gib(size)}" for name, size in top if size)
+        made.add_row(cell(phase.name + (" (first step)" if phase.first_step else "")), cell(format_gib(phase.allocated_bytes)),
+                     Text(bar(phase.allocated_bytes, largest, _BAR_WIDTH, look), style="cyan"), cell(mostly))  # fmt: skip
+    yield indented(made)
+
+
+def _assumptions(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    if not answer.assumptions:
+        return
+    yield Text("")
+    yield heading("Assumptions (each with the flag that changes it)")
+    made = table([Column("what"), Column("taken", wrap=True), Column("why", wrap=True), Column("flag")], look)
+    for one in answer.assumptions:
+        made.add_row(cell(one.name), cell(show_value(one.value)), cell(one.why), cell(one.flag or ""))
+    yield indented(made)
+
+
+def _rule_of_thumb(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    rule = answer.rule_of_thumb
+    if rule is None:
+        return
+    yield Text("")
+    yield heading("Rule of thumb")
+    yield indented(Text(f"{plain(rule.formula)} = {format_gib(rule.bytes)}. {plain(rule.differs_because)}"))
+
+
+def _steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    for title, steps in (("Verify on a real run", answer.verify), ("Next", answer.next)):
+        if not steps:
+            continue
+        yield Text("")
+        yield heading(title)
+        for one in steps:
+            yield indented(bullet(f"{plain(one.why)}: {plain(one.command)}", look))

@@ -1,0 +1,106 @@
+"""Words and numbers as every face shows them, and the cleaning of text that came from outside."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+from memfit.units import format_count, format_gib
+
+if TYPE_CHECKING:
+    from memfit.devices import Cluster
+    from memfit.fit.answer import Answer, Recommendation
+
+VERDICT_WORDS = {"yes": "FITS", "tight": "TIGHT", "no": "DOES NOT FIT"}
+NOTICE = "estimate, verify on a real run"
+
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories that can move the cursor, hide or reorder text: control, format, surrogate, private, separators."""
+
+
+def version() -> str:
+    """The version of memfit, without importlib.metadata."""
+    import memfit
+
+    return str(getattr(memfit, "__version__", "0"))
+
+
+def plain(text: object, limit: int = 2000) -> str:
+    """Text in one line that cannot steer a terminal or a page: what is invisible becomes `?`, white space one space."""
+    line = " ".join(str(text)[:limit].split())
+    if line.isascii() and line.isprintable():
+        return line
+    return "".join("?" if unicodedata.category(char) in _INVISIBLE else char for char in line)
+
+
+def show_value(value: Any) -> str:
+    """A value of an input as a reader writes it: `yes`, `8,192`, `bf16-true`, `not set`."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return plain(value)
+
+
+def percent(part: int, whole: int) -> str:
+    """`77 %`; empty without a whole; `<1 %` for what is there but rounds to nothing."""
+    if whole <= 0:
+        return ""
+    share = 100 * part / whole
+    return "<1 %" if 0 < share < 0.5 else f"{share:.0f} %"
+
+
+def cluster_name(cluster: Cluster) -> str:
+    """`8 x NVIDIA H100 80GB`."""
+    return f"{cluster.count} x {plain(cluster.device.name)}"
+
+
+def headline(answer: Answer) -> str:
+    """The verdict in one line, its word first; without a device, what the job needs and the smallest devices that offer it."""
+    if answer.verdict is not None:
+        word = VERDICT_WORDS[answer.verdict.fits]
+        summary = plain(answer.verdict.summary)
+        return summary if summary.upper().startswith(word) else f"{word}: {summary}"
+    peak = answer.estimate.peak
+    text = f"NEEDS {format_gib(peak.device_bytes)} on each device, at {peak.phase}"
+    if answer.smallest_devices:
+        return text + "; smallest that hold it: " + ", ".join(f"{count} x {plain(name)}" for name, count in answer.smallest_devices)
+    return text + "; give --on DEVICE for a verdict"
+
+
+def question(answer: Answer) -> str:
+    """What was asked, in one line: the kind of work, the model and the numbers that matter most."""
+    workload = answer.job.workload
+    model = answer.job.model
+    verbs = {"train": "Training", "finetune": "Fine-tuning", "infer": "Inference with"}
+    parts = [f"{verbs.get(workload.kind, workload.kind)} {plain(model.name, 120)} ({format_count(model.num_parameters)} parameters)"]
+    for name, label in (("batch", "batch"), ("seq", "sequence"), ("context", "context"), ("concurrency", "concurrency"),
+                        ("method", ""), ("precision", ""), ("optimizer", ""), ("weight_dtype", "weights"),
+                        ("quantization", "quantization")):  # fmt: skip
+        value = getattr(workload, name, None)
+        if value is not None and not (name == "weight_dtype" and workload.kind != "infer"):
+            parts.append(f"{label} {show_value(value)}".strip())
+    return ", ".join(parts)
+
+
+def interval(answer: Answer) -> str:
+    """The uncertainty of the device peak in words."""
+    peak = answer.estimate.peak
+    return (
+        f"90 % interval {format_gib(peak.low_bytes)} to {format_gib(peak.high_bytes)}, "
+        f"99 % sure below {format_gib(peak.safe_bytes)}"
+    )
+
+
+def flags_text(recommendation: Recommendation) -> str:
+    """The flags of a change as they are typed."""
+    return " ".join(plain(flag) for flag in recommendation.flags)
+
+
+def fits_word(fits: str | None) -> str:
+    """The verdict of one change: a word, never a colour alone."""
+    return {"yes": "fits", "tight": "tight", "no": "too large"}.get(fits or "", "")
