@@ -35,16 +35,19 @@ def cluster(usable: int, count: int = 1, **changes: Any) -> Cluster:
     return Cluster(device=Device(**{**values, **changes}), count=count, reading="toy")
 
 
+_NUMBERS = {"batch": 4, "seq": 1024, "outputs": "kept", "dropout": 0.0}
+
+
 def training_job(usable: int | None = None, *, headroom: float = 0.0, of: Model | None = None, **workload: Any) -> Job:
     """A resolved training job; `usable` bytes on its device."""
-    values: dict[str, Any] = {"batch": 4, "seq": 1024, "precision": "bf16-mixed", "weight_dtype": "fp32", "outputs": "kept", "dropout": 0.0}
+    values: dict[str, Any] = {**_NUMBERS, "precision": "bf16-mixed", "weight_dtype": "fp32"}
     work = Training(**{**values, **workload})
     return _job(of, work, usable, headroom)
 
 
 def finetuning_job(usable: int | None = None, *, headroom: float = 0.0, of: Model | None = None, **workload: Any) -> Job:
     """A resolved fine-tuning job."""
-    values: dict[str, Any] = {"batch": 4, "seq": 1024, "precision": "bf16-true", "weight_dtype": "bf16", "outputs": "kept", "dropout": 0.0}
+    values: dict[str, Any] = {**_NUMBERS, "precision": "bf16-true", "weight_dtype": "bf16"}
     return _job(of, FineTuning(**{**values, **workload}), usable, headroom)
 
 
@@ -64,9 +67,13 @@ def _job(of: Model | None, work: Any, usable: int | None, headroom: float) -> Jo
 def peak(device: int, *, low: int | None = None, safe: int | None = None, phase: str = "backward") -> Peak:
     """A peak without uncertainty unless it is given."""
     low, safe = device if low is None else low, device if safe is None else safe
-    return Peak(
-        phase=phase, allocated_bytes=device, reserved_bytes=device, device_bytes=device, low_bytes=low, high_bytes=safe, safe_bytes=safe
-    )
+    same = {"allocated_bytes": device, "reserved_bytes": device, "device_bytes": device}
+    return Peak(phase=phase, **same, low_bytes=low, high_bytes=safe, safe_bytes=safe)
+
+
+def alone(of: Peak) -> Estimate:
+    """One rank with this peak and nothing else."""
+    return Estimate(ranks=(Rank(rank="all", count=1, components=(), phases=(), peak=of),))
 
 
 def estimate_of(phases: dict[str, dict[str, int]]) -> Estimate:
@@ -78,9 +85,8 @@ def estimate_of(phases: dict[str, dict[str, int]]) -> Estimate:
     for name in names:
         most = max(parts.get(name, 0) for parts in phases.values())
         at_peak = phases[binding].get(name, 0)
-        components.append(
-            Component(name=name, bytes=most, at_peak_bytes=at_peak, low_bytes=most, high_bytes=most, basis="exact", formula="by hand")
-        )
+        interval = {"low_bytes": most, "high_bytes": most}
+        components.append(Component(name=name, bytes=most, at_peak_bytes=at_peak, **interval, basis="exact", formula="by hand"))
     return Estimate(
         ranks=(
             Rank(
@@ -131,9 +137,10 @@ def toy(job: Job) -> Estimate:
         weights = {"lora": 2 * PARAMETERS, "qlora": PARAMETERS // 2}[method] + PARAMETERS // 25
         gradients, states = PARAMETERS // 25, 2 * PARAMETERS // 25
     scratch = weights if work.optimizer in ("adamw", "adamw-foreach") and method == "full" else 0
+    always = {"weights": weights, "gradients": gradients, "optimizer_states": states}
     return estimate_of(
         {
-            "backward": {"weights": weights, "gradients": gradients, "optimizer_states": states, "activations": activations, "logits": logits},
-            "optimizer-step": {"weights": weights, "gradients": gradients, "optimizer_states": states, "temporary": scratch},
+            "backward": {**always, "activations": activations, "logits": logits},
+            "optimizer-step": {**always, "temporary": scratch},
         }
     )

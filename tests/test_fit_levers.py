@@ -35,9 +35,10 @@ def names(levers: tuple[Lever, ...]) -> list[str]:
 def test_the_order_is_the_cost() -> None:
     # What costs nothing, then throughput, then rounding, then what is trained.
     assert names(LEVERS["train"]) == [
-        "adamw-fused", "fused-loss", "micro-batch", "checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true", "lora", "qlora",
+        "sdpa", "adamw-fused", "fused-loss", "micro-batch", "checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true",
+        "lora", "qlora",
     ]  # fmt: skip
-    assert names(LEVERS["infer"]) == ["kv-fp8", "int8-weights", "concurrency", "int4-weights", "context"]
+    assert names(LEVERS["infer"]) == ["sdpa", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context"]
     assert all(lever.why_here for table in LEVERS.values() for lever in table)
 
 
@@ -79,6 +80,8 @@ def test_every_lever_says_what_it_changes_costs_and_how_it_is_spelled(job: Job) 
 @pytest.mark.parametrize(
     ("name", "job", "edits"),
     [
+        ("sdpa", training_job(attention="eager"), {"attention": "sdpa"}),
+        ("sdpa", inference_job(attention="eager"), {"attention": "sdpa"}),
         ("adamw-fused", training_job(), {"optimizer": "adamw-fused"}),
         ("fused-loss", training_job(), {"loss": "fused"}),
         ("micro-batch", training_job(batch=6, grad_accum=2), {"batch": 1, "grad_accum": 12}),
@@ -103,6 +106,8 @@ def test_what_a_lever_edits(name: str, job: Job, edits: dict[str, object]) -> No
 @pytest.mark.parametrize(
     ("name", "job"),
     [
+        ("sdpa", training_job(attention="flash")),
+        ("sdpa", training_job(attention="eager", of=model(attention_kernels=("flash", "eager")))),
         ("adamw-fused", training_job(optimizer="adamw-fused")),
         ("adamw-fused", training_job(optimizer="sgd")),
         ("fused-loss", training_job(of=model(loss="masked-lm"))),
@@ -128,7 +133,7 @@ def test_where_a_lever_does_not_apply(name: str, job: Job) -> None:
 
 def test_bf16_is_not_proposed_where_the_device_has_none() -> None:
     job = training_job(10**9)
-    old = dataclasses.replace(job, cluster=cluster(10**9, compute_capability=(7, 5)))
+    old = dataclasses.replace(job, cluster=cluster(10**9, native_dtypes=("fp32", "fp16")))
     assert BY_NAME["bf16-true"].applies(job)
     assert not BY_NAME["bf16-true"].applies(old)
     lora = BY_NAME["lora"].edit(old).workload
@@ -220,7 +225,9 @@ def test_the_micro_batch_is_the_largest_that_fits() -> None:
     job = training_job(24_000_000, batch=12)
     ladder = climb(job, toy, toy(job))
     assert ladder.best is not None
-    assert (ladder.best.levers[0].name, ladder.best.job.workload.batch, ladder.best.job.workload.grad_accum) == ("micro-batch", 4, 3)
+    work = ladder.best.job.workload
+    assert isinstance(work, Training)
+    assert (ladder.best.levers[0].name, work.batch, work.grad_accum) == ("micro-batch", 4, 3)
     assert ladder.recommendations[0].change == "micro-batch 4 with 3 accumulation steps"
 
 
@@ -261,8 +268,6 @@ def test_a_pair_is_preferred_to_the_longer_set_with_the_same_dearest_lever() -> 
     assert ladder.best is not None
     assert [lever.name for lever in ladder.best.levers] == ["checkpointing", "adamw-8bit"]
     assert ladder.recommendations[0].peak_bytes == 16_360_000
-    assert ladder.recommendations[1].peak_bytes == 15_300_000
-    assert ladder.recommendations[1].change.count(" + ") == 2
 
 
 def test_when_nothing_fits_it_says_so() -> None:
@@ -339,7 +344,8 @@ def test_every_recommendation_is_the_estimate_of_an_edited_job(job: Job) -> None
         assert len(set(used)) == len(used)
         assert len(set(groups)) == len(groups)
         job_then = job
-        for _, before, after in trial.steps:
+        for lever, before, after in reversed(trial.steps):
+            assert lever.applies(before)
             assert before == job_then
             job_then = after
         assert job_then == trial.job
@@ -374,7 +380,7 @@ def test_the_number_of_estimates_is_bounded(usable: int | None) -> None:
 
     job = training_job(usable, batch=64)
     climb(job, counted, toy(job))
-    assert calls <= 45
+    assert calls <= 36
 
 
 def test_a_job_that_ignores_every_lever_is_told_what_was_tried() -> None:

@@ -55,7 +55,9 @@ def test_largest_equals_the_scan(shape: str, capacity: int, start: int) -> None:
     start=st.integers(1, 300),
     minimum=st.integers(1, 5),
 )
-def test_largest_equals_the_scan_for_any_monotone_estimate(increments: list[int], capacity: int, start: int, minimum: int) -> None:
+def test_largest_equals_the_scan_for_any_monotone_estimate(
+    increments: list[int], capacity: int, start: int, minimum: int
+) -> None:
     total, bytes_at = 0, [0]
     for increment in increments:
         total += increment
@@ -192,7 +194,9 @@ def test_learned_positions_are_a_hard_limit() -> None:
 def test_more_memory_never_lowers_a_limit(usable: int, more: int, name: str) -> None:
     small, large = training_job(usable, headroom=0.1), training_job(usable + more, headroom=0.1)
     low, high = (solve_limit(job, name, toy, toy(job)).max for job in (small, large))
-    assert low is not None and high is not None and low <= high
+    assert low is not None
+    assert high is not None
+    assert low <= high
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from fit_fakes import cluster, estimate_of, peak, training_job
+import dataclasses
 
-from memfit.account.estimate import Estimate, Rank
+import pytest
+from fit_fakes import alone, cluster, estimate_of, peak, training_job
+
+from memfit.account.estimate import Estimate
 from memfit.fit.verdict import allowed_bytes, fits, judge, margin_bytes, shortfall_bytes
+from memfit.job import Job
 from memfit.units import GiB
 
 
@@ -41,12 +44,10 @@ def test_margin_is_the_smaller_of_the_two() -> None:
 
 
 def _estimate(device: int, low: int, safe: int, phase: str) -> Estimate:
-    return Estimate(ranks=(Rank(rank="all", count=1, components=(), phases=(), peak=peak(device, low=low, safe=safe, phase=phase)),))
+    return alone(peak(device, low=low, safe=safe, phase=phase))
 
 
-def _job(headroom: float = 0.1):  # type: ignore[no-untyped-def]
-    import dataclasses
-
+def _job(headroom: float = 0.1) -> Job:
     return dataclasses.replace(training_job(headroom=headroom), cluster=cluster(80 * GiB, name="Toy 80GB"))
 
 
@@ -59,9 +60,11 @@ def test_summary_when_it_fits() -> None:
 
 def test_summary_when_tight_names_the_reason() -> None:
     room = judge(_job(), _estimate(76 * GiB, 70 * GiB, 79 * GiB, "loss"))
-    assert room is not None and room.summary == "TIGHT: 76.00 of 80.00 GiB (95 %) on 1x Toy 80GB, less than 10 % free; binds: loss"
+    assert room is not None
+    assert room.summary == "TIGHT: 76.00 of 80.00 GiB (95 %) on 1x Toy 80GB, less than 10 % free; binds: loss"
     bound = judge(_job(), _estimate(70 * GiB, 66 * GiB, 82 * GiB, "loss"))
-    assert bound is not None and bound.summary == "TIGHT: 70.00 of 80.00 GiB (88 %) on 1x Toy 80GB, may need 82.00 GiB; binds: loss"
+    assert bound is not None
+    assert bound.summary == "TIGHT: 70.00 of 80.00 GiB (88 %) on 1x Toy 80GB, may need 82.00 GiB; binds: loss"
 
 
 def test_summary_when_it_does_not_fit() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, UsageError, did_you_mean
-from memfit.job import WORKLOADS, Dimensions, Hardware, Job, Overheads, Workload
+from memfit.job import WORKLOADS, Dimensions, Hardware, Inference, Job, Overheads, Training, Workload
 from memfit.options import build, options_of
 from memfit.units import format_count
 
@@ -31,7 +31,8 @@ def load_model(
     Args:
         source: a preset, a Hub id, a path to a `config.json` or to a folder with one, `-`, a size such as `7B`, or the config
             itself as a mapping.
-        dimensions: the model without a config (`params=7e9`, or `layers`, `hidden`, `heads` ...); beside a `source` only `head`.
+        dimensions: the model without a config (`params=7e9`, or `layers`, `hidden`, `heads` ...); beside a size they shape it,
+            beside any other `source` only `head` is taken.
 
     Raises:
         InputError: the source cannot be read, or its architecture is not known.
@@ -40,18 +41,22 @@ def load_model(
     given = _dimensions(dimensions)
     if source is None or source == "":
         return _model_without_config(given)
-    _refuse_both(given)
     from memfit.families import build_model
 
     if isinstance(source, Mapping):
+        _refuse_both(given)
         name = source.get("_name_or_path") or source.get("model_type") or "model"
         return build_model(source, name=str(name)[:200], source="a config given as a mapping", head=given.head)
-    from memfit.sources import load_config
-
     text = os.fspath(source)
     if not isinstance(text, str):
         raise InputError("the path of a model is text, not bytes")
+    from memfit.sources import load_config
+
     loaded = load_config(text)
+    if loaded.parameters is not None and given.params is None:
+        # A size: dimensions beside it are those of a model of that size.
+        return _model_without_config(dataclasses.replace(given, params=loaded.parameters))
+    _refuse_both(given)
     model = build_model(loaded.config, name=loaded.name, source=loaded.source, head=given.head)
     words = (text,) if given.head is None else (text, "--head", given.head)
     return _said_how(model, words, loaded.assumptions)
@@ -86,7 +91,7 @@ def _refuse_both(dimensions: Dimensions) -> None:
 def _model_without_config(given: Dimensions) -> Model:
     words = tuple(_given_flags(given))
     if not words:
-        raise UsageError("which model? Name a preset, a Hub id or a config.json, or give --params or --layers, --hidden and --heads")
+        raise UsageError("which model? Name a preset, a Hub id or a config.json, or give --params, or --layers and --hidden")
     from memfit import families
 
     if given.activation_elements is not None:
@@ -112,10 +117,12 @@ def make_workload(workload: Workload | Mapping[str, Any]) -> Workload:
     """A workload from a mapping with its `kind` (train, finetune or infer) and any of the fields of that kind.
 
     Raises:
-        UsageError: the kind or a field is unknown, or a value is refused.
+        UsageError: it is neither a workload nor a mapping, the kind or a field is unknown, or a value is refused.
     """
-    if not isinstance(workload, Mapping):
+    if isinstance(workload, Training | Inference):
         return workload
+    if not isinstance(workload, Mapping):
+        raise UsageError(f"a workload is Training, FineTuning, Inference or a mapping with a kind, not {workload!r:.100}")
     kind = str(workload.get("kind", ""))
     known = {**WORKLOADS, "serve": WORKLOADS["infer"]}
     if kind not in known:
@@ -145,6 +152,8 @@ def make_job(
 def _as_model(model: Model | str | os.PathLike[str] | Mapping[str, Any]) -> Model:
     if isinstance(model, str | os.PathLike | Mapping):
         return load_model(model)
+    if not hasattr(model, "num_parameters"):
+        raise InputError(f"a model is a Model, a name, a path or a config as a mapping, not {model!r:.100}")
     return model
 
 
@@ -155,11 +164,13 @@ def _as_overheads(overheads: Overheads | Mapping[str, Any] | None) -> Overheads:
 
 
 def _as_cluster(on: str | Cluster | None) -> Cluster | None:
-    if not isinstance(on, str):
-        return on
-    from memfit.devices import parse_cluster
+    if isinstance(on, str):
+        from memfit.devices import parse_cluster
 
-    return parse_cluster(on)
+        return parse_cluster(on)
+    if on is not None and not hasattr(on, "usable_bytes"):
+        raise UsageError(f"devices are a text such as 8xh100-80gb or a Cluster, not {on!r:.100}")
+    return on
 
 
 def answer(

@@ -1,1 +1,9 @@
-"""The account: a model is compiled into a profile of integer coefficients, one function evaluates it."""
+"""The account: a model is compiled into a profile of integer coefficients, and one function evaluates it.
+
+`resolve` fills in a job, `estimate` gives the memory of its ranks.
+"""
+
+from memfit.account.engine import compile_job, estimate
+from memfit.account.resolve import Resolved, resolve
+
+__all__ = ["Resolved", "compile_job", "estimate", "resolve"]

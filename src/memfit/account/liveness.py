@@ -1,6 +1,6 @@
 """Replays a block's tape forward and backward and notes the largest states of memory, as PyTorch's engine would pass them.
 
-Sizes are kept per category and axis, so that a state is an affine form in the run's numbers. Of the states within a block only
+Sizes are kept per component and axis, so that a state is an affine form in the run's numbers. Of the states within a block only
 those are noted that no other noted state exceeds on every axis: the maximum over them is exact for any numbers.
 
 The engine's rules (torch/csrc/autograd/engine.cpp, input_buffer.cpp, functions/accumulate_grad.h):
@@ -11,21 +11,13 @@ The engine's rules (torch/csrc/autograd/engine.cpp, input_buffer.cpp, functions/
 
 from __future__ import annotations
 
+from operator import le
 from typing import NamedTuple
 
+from memfit.account.forms import ACTIVATIONS, GRADIENTS, LOGITS, STRIDE, TEMPORARY, ZERO, Form
 from memfit.kernels.lowering import Lowered
-from memfit.kernels.tape import Size, Tensor
+from memfit.kernels.tape import Node, Size, Tensor
 from memfit.model.description import AXES, ONCE
-
-NUM_AXES = len(AXES)
-ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, CASTS = range(5)
-CATEGORIES = ("activations", "temporary", "logits", "gradients", "temporary")
-"""Which component each category is reported as."""
-WIDTH = NUM_AXES * len(CATEGORIES)
-
-Form = tuple[int, ...]
-"""Bytes per category and axis, flattened: index = category x NUM_AXES + axis."""
-ZERO: Form = (0,) * WIDTH
 
 
 class BlockMemory(NamedTuple):
@@ -42,6 +34,7 @@ class BlockMemory(NamedTuple):
     gradients: Form
     """Gradients of its parameters that remain after backward."""
     input: Form
+    """Its input, as what a checkpoint keeps."""
     input_saved: bool
     output: Form
     outputs_held: Form
@@ -64,124 +57,123 @@ class Accumulation(NamedTuple):
 
 
 class _Memory:
-    """A running state and the noted maxima."""
+    """A running state, and those of its states that no other exceeds on every axis."""
 
-    def __init__(self) -> None:
-        self.now = [0] * WIDTH
-        self.total = [0] * NUM_AXES
-        self.noted: list[tuple[tuple[int, ...], Form]] = []
+    __slots__ = ("noted", "now", "total")
 
-    def take(self, category: int, size: Size) -> None:
+    def __init__(self, start: Form = ZERO) -> None:
+        self.now = dict(start)
+        self.total = [0] * len(AXES)
+        for slot, num_bytes in start.items():
+            self.total[slot % STRIDE] += num_bytes
+        self.noted: list[tuple[list[int], Form]] = []
+
+    def take(self, component: int, size: Size) -> None:
         axis, num_bytes = size
-        self.now[category * NUM_AXES + axis] += num_bytes
+        slot = component + axis
+        self.now[slot] = self.now.get(slot, 0) + num_bytes
         self.total[axis] += num_bytes
 
-    def free(self, category: int, size: Size) -> None:
+    def free(self, component: int, size: Size) -> None:
         axis, num_bytes = size
-        self.now[category * NUM_AXES + axis] -= num_bytes
+        self.now[component + axis] -= num_bytes
         self.total[axis] -= num_bytes
 
     def note(self) -> None:
         total = self.total
         for other, _ in self.noted:
-            for mine, theirs in zip(total, other, strict=True):
-                if mine > theirs:
-                    break
-            else:
+            if all(map(le, total, other)):
                 return
-        kept = [pair for pair in self.noted if any(theirs > mine for mine, theirs in zip(total, pair[0], strict=True))]
-        kept.append((tuple(total), tuple(self.now)))
+        kept = [pair for pair in self.noted if not all(map(le, pair[0], total))]
+        kept.append((total.copy(), self.now.copy()))
         self.noted = kept
 
     def peaks(self) -> tuple[Form, ...]:
-        return tuple(form for _, form in self.noted)
+        return tuple([form for _, form in self.noted])
 
 
-def _saved_counts(lowered: Lowered) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for node in lowered.tape.nodes:
-        for storage in node.saved:
-            counts[storage] = counts.get(storage, 0) + 1
-    return counts
+class _Plan(NamedTuple):
+    """When each storage of a tape begins and ends in forward, and what backward needs of it."""
+
+    born: list[list[int]]
+    dies: list[list[int]]
+    saved: dict[int, int]
+    """Storage -> how many nodes save it."""
+    components: dict[int, int]
 
 
-def _last_uses(lowered: Lowered) -> dict[int, int]:
-    """Storage -> index of the last node that touches it; a Python name may hold it longer."""
-    last: dict[int, int] = {}
-    for index, node in enumerate(lowered.tape.nodes):
-        for one in node.inputs:
-            last[one.storage] = index
-        for one in node.outputs:
-            last[one.storage] = index
-    for storage, index in lowered.tape.held.items():
-        last[storage] = max(index, last.get(storage, index))
-    return last
-
-
-def forward(lowered: Lowered, *, grad: bool, input_held: bool = True) -> tuple[_Memory, dict[int, int], dict[int, int]]:
-    """Replay forward. Returns the memory at its end, the saved counts and the category of each storage."""
+def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
     tape = lowered.tape
-    saved = _saved_counts(lowered) if grad else {}
+    num_nodes = len(tape.nodes)
+    saved: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, node in enumerate(tape.nodes):
+        for one in node.inputs:
+            storage = one.storage
+            if storage not in first:
+                first[storage] = index
+            last[storage] = index
+        for one in node.outputs:
+            storage = one.storage
+            if storage not in first:
+                first[storage] = index
+            last[storage] = index
+        if grad:
+            for storage in node.saved:
+                saved[storage] = saved.get(storage, 0) + 1
+    last.update(tape.held)
     casts = {one.storage for one in tape.cached_casts.values()}
-    last = _last_uses(lowered)
-    stays = {lowered.output.storage}
+    stays = {lowered.output.storage, lowered.input.storage, *casts}
     if lowered.logits is not None:
         stays.add(lowered.logits.storage)
-    if input_held:
-        stays.add(lowered.input.storage)
-    categories: dict[int, int] = {}
     first_logits = tape.first_logits if tape.first_logits is not None else len(tape.sizes)
-    memory = _Memory()
-
-    def category(storage: int) -> int:
+    born: list[list[int]] = [[] for _ in range(num_nodes)]
+    dies: list[list[int]] = [[] for _ in range(num_nodes)]
+    components = {lowered.input.storage: ACTIVATIONS if lowered.input.storage in saved else TEMPORARY}
+    for storage, index in first.items():
+        if storage == lowered.input.storage:
+            continue
+        born[index].append(storage)
         if storage >= first_logits and tape.sizes[storage][0] != ONCE:
-            return LOGITS
-        if storage in casts:
-            return CASTS
-        return ACTIVATIONS if storage in saved else TEMPORARY
+            components[storage] = LOGITS
+        else:
+            components[storage] = ACTIVATIONS if storage in saved and storage not in casts else TEMPORARY
+        if storage not in saved and storage not in stays:
+            dies[last[storage]].append(storage)
+    return _Plan(born, dies, saved, components)
 
-    alive: set[int] = {lowered.input.storage}
-    categories[lowered.input.storage] = ACTIVATIONS if lowered.input.storage in saved else TEMPORARY
-    memory.take(categories[lowered.input.storage], tape.sizes[lowered.input.storage])
+
+def _forward(lowered: Lowered, plan: _Plan) -> tuple[Form, ...]:
+    """The largest states while a block runs forward; the caller holds its input throughout."""
+    sizes, components = lowered.tape.sizes, plan.components
+    memory = _Memory()
+    memory.take(components[lowered.input.storage], sizes[lowered.input.storage])
     memory.note()
-    for index, node in enumerate(tape.nodes):
-        for one in node.outputs:
-            storage = one.storage
-            if storage not in alive and storage >= 0:
-                alive.add(storage)
-                categories[storage] = category(storage)
-                memory.take(categories[storage], tape.sizes[storage])
-        for one in node.inputs:
-            # labels, masks: made before the node that reads them
-            storage = one.storage
-            if storage not in alive and storage >= 0:
-                alive.add(storage)
-                categories[storage] = category(storage)
-                memory.take(categories[storage], tape.sizes[storage])
-        for size in node.scratch:
-            memory.take(TEMPORARY, size)
-        memory.note()
-        for size in node.scratch:
-            memory.free(TEMPORARY, size)
-        for storage in {one.storage for one in (*node.inputs, *node.outputs)}:
-            if storage in alive and last[storage] == index and storage not in saved and storage not in stays and storage not in casts:
-                alive.discard(storage)
-                memory.free(categories[storage], tape.sizes[storage])
-    for storage, until in tape.held.items():
-        if storage in alive and until >= len(tape.nodes) - 1 and storage not in saved:
-            alive.discard(storage)
-            memory.free(categories[storage], tape.sizes[storage])
-    return memory, saved, categories
+    for node, born, dies in zip(lowered.tape.nodes, plan.born, plan.dies, strict=True):
+        for storage in born:
+            memory.take(components[storage], sizes[storage])
+        if node.scratch:
+            for size in node.scratch:
+                memory.take(TEMPORARY, size)
+            memory.note()
+            for size in node.scratch:
+                memory.free(TEMPORARY, size)
+        elif born:
+            memory.note()
+        for storage in dies:
+            memory.free(components[storage], sizes[storage])
+    return memory.peaks()
 
 
 class _Gradient:
     """The gradient of a tensor on its way: how many hold it."""
 
-    __slots__ = ("category", "holders", "size", "view")
+    __slots__ = ("component", "holders", "size", "view")
 
-    def __init__(self, size: Size, category: int, *, view: bool = False) -> None:
+    def __init__(self, size: Size, component: int, *, view: bool = False) -> None:
         self.size = size
-        self.category = category
+        self.component = component
         self.holders = 1
         self.view = view
 
@@ -189,57 +181,71 @@ class _Gradient:
 class _Backward:
     """Replays the nodes in reverse from a state in which everything kept is alive."""
 
-    def __init__(self, lowered: Lowered, memory: _Memory, saved: dict[int, int], categories: dict[int, int], *, stays: set[int],
-                 accumulation: Accumulation) -> None:  # fmt: skip
-        self.lowered = lowered
-        self.memory = memory
-        self.saved = saved
-        self.categories = categories
+    def __init__(self, lowered: Lowered, plan: _Plan, start: Form, *, stays: int | None, accumulation: Accumulation) -> None:
+        self.sizes = lowered.tape.sizes
+        self.nodes = lowered.tape.nodes
+        first = lowered.tape.first_logits
+        self.first_logits = len(self.sizes) if first is None else first
+        self.memory = _Memory(start)
+        self.saved = dict(plan.saved)
+        self.components = plan.components
         self.stays = stays
         self.accumulation = accumulation
         self.pending: dict[int, _Gradient] = {}
 
-    def run(self) -> None:
-        tape = self.lowered.tape
-        first_logits = tape.first_logits if tape.first_logits is not None else len(tape.sizes)
-        for node in reversed(tape.nodes):
+    def run(self, output: Tensor, seed: Size) -> tuple[Form, ...]:
+        """From the gradient of the block's output to that of its input."""
+        gradient = _Gradient(seed, TEMPORARY)
+        self.memory.take(gradient.component, seed)
+        self.memory.note()
+        self.pending[id(output)] = gradient
+        for node in reversed(self.nodes):
             arrived = [self.pending.pop(id(one)) for one in node.outputs if id(one) in self.pending]
-            if not arrived:
-                self._release_saved(node.saved)
+            if arrived:
+                self._node(node, arrived)
+            elif node.saved:
+                self._release_saved(node)
+        return self.memory.peaks()
+
+    def _node(self, node: Node, arrived: list[_Gradient]) -> None:
+        memory = self.memory
+        made = self._input_gradients(node, arrived)
+        for num_bytes, copy_bytes, _ in node.weight_grads:
+            memory.take(GRADIENTS, (ONCE, num_bytes))
+            if copy_bytes:
+                memory.take(TEMPORARY, (ONCE, copy_bytes))
+        for size in node.backward_scratch:
+            memory.take(TEMPORARY, size)
+        memory.note()
+        for size in node.backward_scratch:
+            memory.free(TEMPORARY, size)
+        for num_bytes, copy_bytes, name in node.weight_grads:
+            if copy_bytes:
+                memory.free(TEMPORARY, (ONCE, copy_bytes))
+            if name in self.accumulation.completes:
+                self._add_shared((ONCE, num_bytes))
+            elif self.accumulation.persist and name not in self.accumulation.pending:
+                memory.free(GRADIENTS, (ONCE, num_bytes))
+        self._release_saved(node)
+        for gradient in arrived:
+            self._drop(gradient)
+        for one, gradient in made:
+            self._deliver(one, gradient)
+
+    def _input_gradients(self, node: Node, arrived: list[_Gradient]) -> list[tuple[Tensor, _Gradient]]:
+        made: list[tuple[Tensor, _Gradient]] = []
+        for one in node.inputs:
+            if not one.requires_grad:
                 continue
-            made: list[tuple[Tensor, _Gradient]] = []
-            for one in node.inputs:
-                if not one.requires_grad:
-                    continue
-                if node.alias and one.dtype == node.outputs[0].dtype and one.axis == node.outputs[0].axis:
-                    gradient = arrived[0]
-                    gradient.holders += 1
-                else:
-                    in_logits = one.storage >= first_logits
-                    gradient = _Gradient(one.size, LOGITS if in_logits else TEMPORARY, view=node.view_gradient)
-                    self.memory.take(gradient.category, gradient.size)
-                made.append((one, gradient))
-            for num_bytes, copy_bytes, _ in node.weight_grads:
-                self.memory.take(GRADIENTS, (ONCE, num_bytes))
-                if copy_bytes:
-                    self.memory.take(TEMPORARY, (ONCE, copy_bytes))
-            for size in node.backward_scratch:
-                self.memory.take(TEMPORARY, size)
-            self.memory.note()
-            for size in node.backward_scratch:
-                self.memory.free(TEMPORARY, size)
-            for num_bytes, copy_bytes, name in node.weight_grads:
-                if copy_bytes:
-                    self.memory.free(TEMPORARY, (ONCE, copy_bytes))
-                if name in self.accumulation.completes:
-                    self._add_shared((ONCE, num_bytes))
-                elif self.accumulation.persist and name not in self.accumulation.pending:
-                    self.memory.free(GRADIENTS, (ONCE, num_bytes))
-            self._release_saved(node.saved)
-            for gradient in arrived:
-                self._drop(gradient)
-            for one, gradient in made:
-                self._deliver(one, gradient)
+            if node.alias and one.dtype == node.outputs[0].dtype and one.axis == node.outputs[0].axis:
+                gradient = arrived[0]
+                gradient.holders += 1
+            else:
+                component = LOGITS if one.storage >= self.first_logits else TEMPORARY
+                gradient = _Gradient(one.size, component, view=node.view_gradient)
+                self.memory.take(component, gradient.size)
+            made.append((one, gradient))
+        return made
 
     def _add_shared(self, size: Size) -> None:
         """The sum of a shared parameter's two gradients is a new tensor (the waiting one is a view); one of three stays."""
@@ -248,16 +254,16 @@ class _Backward:
         self.memory.free(TEMPORARY, size)
         self.memory.free(GRADIENTS, size)
 
-    def _release_saved(self, storages: tuple[int, ...]) -> None:
-        for storage in storages:
+    def _release_saved(self, node: Node) -> None:
+        for storage in node.saved:
             self.saved[storage] -= 1
-            if self.saved[storage] == 0 and storage not in self.stays:
-                self.memory.free(self.categories[storage], self.lowered.tape.sizes[storage])
+            if self.saved[storage] == 0 and storage != self.stays:
+                self.memory.free(self.components[storage], self.sizes[storage])
 
     def _drop(self, gradient: _Gradient) -> None:
         gradient.holders -= 1
         if gradient.holders == 0:
-            self.memory.free(gradient.category, gradient.size)
+            self.memory.free(gradient.component, gradient.size)
 
     def _deliver(self, tensor: Tensor, gradient: _Gradient) -> None:
         earlier = self.pending.get(id(tensor))
@@ -267,72 +273,79 @@ class _Backward:
         if earlier.holders == 1 and not earlier.view:
             self._drop(gradient)
             return
-        total = _Gradient(earlier.size, earlier.category)
-        self.memory.take(total.category, total.size)
+        total = _Gradient(earlier.size, earlier.component)
+        self.memory.take(total.component, total.size)
         self.memory.note()
         self._drop(gradient)
         self._drop(earlier)
         self.pending[id(tensor)] = total
 
 
-def _form(category: int, size: Size) -> Form:
-    form = [0] * WIDTH
-    form[category * NUM_AXES + size[0]] = size[1]
-    return tuple(form)
+def measure_forward(lowered: Lowered) -> BlockMemory:
+    """A block that runs without autograd: nothing is kept."""
+    plan = _plan(lowered, grad=False)
+    return _block_memory(lowered, plan, _forward(lowered, plan), ZERO, ZERO, ())
 
 
-def measure(lowered: Lowered, *, grad: bool, accumulation: Accumulation | None = None, outputs_kept: bool = True,
-            is_last: bool = False) -> BlockMemory:  # fmt: skip
+def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool, is_last: bool) -> BlockMemory:
     """Forward and backward of one block.
 
     Args:
         lowered: the block's tape.
-        grad: whether autograd records; without it nothing is kept and there is no backward.
-        accumulation: what becomes of parameters' gradients; they are new if not said.
+        accumulation: what becomes of parameters' gradients.
         outputs_kept: the caller still holds the model's outputs during backward.
         is_last: the block ends in the loss: its backward starts from a scalar.
     """
-    tape = lowered.tape
-    accumulation = accumulation or Accumulation()
-    memory, saved, categories = forward(lowered, grad=grad)
-    output = lowered.output
-    kept = [0] * WIDTH
-    for storage in saved:
-        axis, num_bytes = tape.sizes[storage]
-        kept[categories[storage] * NUM_AXES + axis] += num_bytes
-    region = [0] * WIDTH
-    for one in tape.cached_casts.values():
-        if one.storage not in saved:
-            axis, num_bytes = tape.sizes[one.storage]
-            region[CASTS * NUM_AXES + axis] += num_bytes
-    held = outputs = ZERO
-    stays: set[int] = set()
-    logits = lowered.logits
-    if logits is not None and outputs_kept:
-        stays.add(logits.storage)
-        outputs = _form(categories[logits.storage], tape.sizes[logits.storage])
-        if logits.storage not in saved:
-            held = outputs
-    gradients = [0] * WIDTH
+    plan = _plan(lowered, grad=True)
+    sizes = lowered.tape.sizes
+    kept: Form = {}
+    for storage in plan.saved:
+        axis, num_bytes = sizes[storage]
+        slot = plan.components[storage] + axis
+        kept[slot] = kept.get(slot, 0) + num_bytes
+    outputs, held = ZERO, ZERO
+    logits = lowered.logits if outputs_kept else None
+    if logits is not None:
+        outputs = _slot(plan.components[logits.storage], sizes[logits.storage])
+        held = ZERO if logits.storage in plan.saved else outputs
     backward: tuple[Form, ...] = ()
-    if grad and output.requires_grad:
-        state = _Memory()
-        for index in range(WIDTH):
-            state.now[index] = kept[index] + held[index]
-            state.total[index % NUM_AXES] += state.now[index]
-        replay = _Backward(lowered, state, dict(saved), categories, stays=stays, accumulation=accumulation)
-        seed = _Gradient((ONCE, 4) if is_last else output.size, TEMPORARY)
-        state.take(seed.category, seed.size)
-        state.note()
-        replay.pending[id(output)] = seed
-        replay.run()
-        backward = state.peaks()
-        gradients[GRADIENTS * NUM_AXES + ONCE] = sum(
-            grad_bytes
-            for node in tape.nodes
-            for grad_bytes, _, name in node.weight_grads
-            if name in accumulation.pending or not (accumulation.persist or name in accumulation.completes)
-        )
-    return BlockMemory(tuple(kept), tuple(region), memory.peaks(), backward, tuple(gradients),
-                       _form(ACTIVATIONS, tape.sizes[lowered.input.storage]), lowered.input.storage in saved, _form(TEMPORARY, tape.sizes[output.storage]), held, outputs,
-                       output.dtype, output.requires_grad)  # fmt: skip
+    if lowered.output.requires_grad:
+        start = dict(kept)
+        for slot, num_bytes in held.items():
+            start[slot] = start.get(slot, 0) + num_bytes
+        replay = _Backward(lowered, plan, start, stays=logits.storage if logits else None, accumulation=accumulation)
+        backward = replay.run(lowered.output, (ONCE, 4) if is_last else lowered.output.size)
+    memory = _block_memory(lowered, plan, _forward(lowered, plan), kept, held, backward)
+    return memory._replace(outputs=outputs, gradients=_gradients(lowered, accumulation))
+
+
+def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
+    total = 0
+    for node in lowered.tape.nodes:
+        for num_bytes, _, name in node.weight_grads:
+            if name in accumulation.pending or not (accumulation.persist or name in accumulation.completes):
+                total += num_bytes
+    return {GRADIENTS + ONCE: total} if total else ZERO
+
+
+def _slot(component: int, size: Size) -> Form:
+    return {component + size[0]: size[1]}
+
+
+def _block_memory(lowered: Lowered, plan: _Plan, forward: tuple[Form, ...], kept: Form, held: Form, backward: tuple[Form, ...]) -> BlockMemory:
+    sizes = lowered.tape.sizes
+    casts = sum(sizes[one.storage][1] for one in lowered.tape.cached_casts.values() if one.storage not in plan.saved)
+    return BlockMemory(
+        kept=kept,
+        region_casts={TEMPORARY + ONCE: casts} if casts else ZERO,
+        forward=forward,
+        backward=backward,
+        gradients=ZERO,
+        input=_slot(ACTIVATIONS, sizes[lowered.input.storage]),
+        input_saved=lowered.input.storage in plan.saved,
+        output=_slot(TEMPORARY, lowered.output.size),
+        outputs_held=held,
+        outputs=held,
+        output_dtype=lowered.output.dtype,
+        output_requires_grad=lowered.output.requires_grad,
+    )

@@ -6,13 +6,13 @@ the axis' count, so the peak of a phase is a maximum over a few such sums: exact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from memfit.account.liveness import CATEGORIES, NUM_AXES, Form
+from memfit.account.forms import STRIDE, Form, component_of, per_axis
 
-Terms = tuple[int, ...]
-"""Bytes per axis; after the fixed axes one for each sliding window: tokens that a layer of that window caches, of all sequences."""
+Terms = tuple[tuple[int, int], ...]
+"""(axis, bytes per unit) pairs; axes beyond the fixed ones count the tokens that a layer of each sliding window caches."""
 
 
 class Numbers(NamedTuple):
@@ -24,13 +24,12 @@ class Numbers(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A state of memory: its phase, what runs, the terms of its total and of each component."""
+    """A state of memory: its phase, what runs, its bytes by slot and their sum over components."""
 
     phase: str
     where: str
+    form: Form
     total: Terms
-    components: Mapping[str, Terms]
-    first_step: bool = False
     short: bool = False
     """Inference: this moment processes one token of each sequence, not the prompt."""
 
@@ -43,24 +42,34 @@ class Profile(NamedTuple):
     kept: Terms = ()
     forward_end: Terms = ()
     backward_end: Terms = ()
-    cache_per_sequence: Terms = ()
+    cache: Terms = ()
+    lazy_states: int = 0
+    """Bytes of optimizer states that do not exist before the first step."""
 
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:
     """The count of each axis: 1, s, b, b s, b k, b s k, s k, and b min(k, w) for each window w."""
     b, s, k = numbers
     pairs = s * k
-    capped = [b * (k + window - maximum(k, window)) for window in windows]
-    return (1, s, b, b * s, b * k, b * pairs, pairs, *capped)
+    counts = (1, s, b, b * s, b * k, b * pairs, pairs)
+    return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
 
 
 def amount(terms: Terms, counts: tuple[Any, ...]) -> Any:
     """Bytes of an affine form: sum of coefficient x count."""
-    total = terms[0]
-    for coefficient, count in zip(terms[1:], counts[1:], strict=False):
-        if coefficient:
-            total = total + coefficient * count
+    total = 0
+    for axis, coefficient in terms:
+        total = total + coefficient * counts[axis]
     return total
+
+
+def components(form: Form, counts: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of every component of a form."""
+    found: dict[str, int] = {}
+    for slot, value in form.items():
+        name = component_of(slot)
+        found[name] = found.get(name, 0) + value * counts[slot % STRIDE]
+    return found
 
 
 class Evaluation(NamedTuple):
@@ -71,7 +80,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(profile: Profile, prompt: Numbers, step: Numbers | None = None, maximum: Callable[[Any, Any], Any] = max) -> Evaluation:
-    """Allocated bytes of every steady-state moment and their maximum.
+    """Allocated bytes of every moment and their maximum.
 
     Takes plain integers, or integer arrays with an element-wise `maximum` (numpy.maximum). `step`: the numbers of the short moments.
     """
@@ -79,37 +88,27 @@ def evaluate(profile: Profile, prompt: Numbers, step: Numbers | None = None, max
     short = counts if step is None else monomials(step, profile.windows, maximum)
     values = [amount(moment.total, short if moment.short else counts) for moment in profile.moments]
     peak = values[0]
-    for moment, value in zip(profile.moments, values, strict=True):
-        if not moment.first_step:
-            peak = maximum(peak, value)
+    for value in values[1:]:
+        peak = maximum(peak, value)
     return Evaluation(values, peak)
 
 
-def add(*forms: Form) -> Form:
-    """Element-wise sum."""
-    return tuple(map(sum, zip(*forms, strict=True)))
+def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:
+    """Moments in order, without those that another of the same phase equals or exceeds on every axis, whatever the numbers."""
+    kept: list[tuple[dict[int, int], Moment]] = []
+    for phase, where, form, short in candidates:
+        total = per_axis(form)
+        mine = dict(total)
+        if any(other.phase == phase and other.short == short and _covers(theirs, mine) for theirs, other in kept):
+            continue
+        kept = [pair for pair in kept if not (pair[1].phase == phase and pair[1].short == short and _covers(mine, pair[0]))]
+        kept.append((mine, Moment(phase, where, form, total, short)))
+    return tuple([moment for _, moment in kept])
 
 
-def scaled(form: Form, factor: int) -> Form:
-    """Every element times a number."""
-    return form if factor == 1 else tuple(factor * one for one in form)
-
-
-def moment(phase: str, where: str, form: Form, static: Mapping[str, Terms], *, first_step: bool = False, short: bool = False) -> Moment:
-    """A moment from a form per category and the components that do not depend on the block that runs."""
-    components: dict[str, Terms] = dict(static)
-    for index, name in enumerate(CATEGORIES):
-        part = form[index * NUM_AXES : (index + 1) * NUM_AXES]
-        if any(part):
-            components[name] = plus(components[name], part) if name in components else part
-    total: Terms = ()
-    for terms in components.values():
-        total = plus(total, terms) if total else terms
-    return Moment(phase, where, total, components, first_step, short)
-
-
-def plus(a: Terms, b: Terms) -> Terms:
-    """Sum of terms of different length: a shorter one has no window terms."""
-    if len(a) < len(b):
-        a, b = b, a
-    return tuple(x + y for x, y in zip(a, b, strict=False)) + a[len(b) :]
+def _covers(larger: dict[int, int], smaller: dict[int, int]) -> bool:
+    """Whether one sum is at least the other for all non-negative counts."""
+    for axis, value in smaller.items():
+        if value > larger.get(axis, 0):
+            return False
+    return True

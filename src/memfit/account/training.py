@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memfit.account.liveness import (
-    ACTIVATIONS,
-    GRADIENTS,
-    NUM_AXES,
-    TEMPORARY,
-    WIDTH,
-    ZERO,
-    Accumulation,
-    BlockMemory,
-    Form,
-    measure,
-)
-from memfit.account.profile import Moment, Profile, Terms, add, moment, plus, scaled
+from memfit.account.forms import ACTIVATIONS, GRADIENTS, INPUTS, OPTIMIZER_STATES, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, add, per_axis, scaled
+from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
+from memfit.account.profile import Profile, pruned
 from memfit.account.states import Optimizer, gradient_bytes, state_bytes, step_scratch, tensors_of, trained_tensors, weight_bytes
 from memfit.kernels import KernelPolicy, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, TOKEN, Block, Model, Segment
@@ -55,29 +45,15 @@ class _Run(NamedTuple):
         return self.blocks[index].input if self.checkpointed else self.blocks[index].kept
 
 
-def form(category: int, axis: int, num_bytes: int) -> Form:
-    """A form with one entry."""
-    one = [0] * WIDTH
-    one[category * NUM_AXES + axis] = num_bytes
-    return tuple(one)
-
-
-def static(axis: int, num_bytes: int) -> Terms:
-    """Terms with one entry."""
-    terms = [0] * NUM_AXES
-    terms[axis] = num_bytes
-    return tuple(terms)
-
-
 def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
     """Tensors that all layers share: rotary tables, and the mask that the backbone makes once (1 byte for sdpa, the format for eager)."""
     dtype = DTYPE_BYTES[kernels.precision.weight]
-    tables = form(ACTIVATIONS, POSITION, 2 * model.rotary_dim * dtype) if model.rotary_dim else ZERO
+    tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
     axis = PAIR if kernels.padded else POSITION_PAIR
     if kernels.attention == "eager":
-        return tables, form(TEMPORARY, axis, dtype) if model.kind == "decoder" or kernels.padded else ZERO
+        return tables, {TEMPORARY + axis: dtype} if model.kind == "decoder" or kernels.padded else ZERO
     if kernels.attention == "sdpa" and (kernels.padded or kernels.binding_windows):
-        return tables, form(TEMPORARY, axis, 1)
+        return tables, {TEMPORARY + axis: 1}
     return tables, ZERO
 
 
@@ -104,10 +80,10 @@ def _measure_segment(segment: Segment, kernels: KernelPolicy, policy: TrainingPo
 def _measure_block(block: Block, kernels: KernelPolicy, policy: TrainingPolicy, requires: bool, dtype: str, accumulation: Accumulation,
                    role: str, checkpointed: bool) -> tuple[BlockMemory, BlockMemory]:  # fmt: skip
     lowered = lower(block, kernels, input_requires_grad=requires, input_dtype=dtype)
-    memory = measure(lowered, grad=True, accumulation=accumulation, outputs_kept=policy.outputs_kept, is_last=role == "head")
+    memory = measure(lowered, accumulation=accumulation, outputs_kept=policy.outputs_kept, is_last=role == "head")
     if not checkpointed:
         return memory, memory
-    return memory, measure(lowered, grad=False)
+    return memory, measure_forward(lowered)
 
 
 def _tied(model: Model) -> frozenset[str]:
@@ -117,15 +93,14 @@ def _tied(model: Model) -> frozenset[str]:
 class _Timeline:
     """Collects the moments of one step."""
 
-    def __init__(self, statics: dict[str, Terms], shared: Form, mask: Form, *, checkpointed: bool) -> None:
+    def __init__(self, statics: Form, mask: Form, *, checkpointed: bool) -> None:
         self.statics = statics
-        self.shared = shared
         self.mask = mask
         self.checkpointed = checkpointed
-        self.moments: list[Moment] = []
+        self.moments: list[tuple[str, str, Form, bool]] = []
 
     def note(self, phase: str, where: str, *parts: Form) -> None:
-        self.moments.append(moment(phase, where, add(self.shared, *parts), self.statics))
+        self.moments.append((phase, where, add(self.statics, *parts), False))
 
     def forward(self, runs: list[_Run]) -> tuple[list[Form], Form]:
         """Moments of forward and loss. Returns what is kept before each run, and the total."""
@@ -196,47 +171,33 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
             requires = True  # enable_input_require_grads, without which a checkpointed adapter gets no gradient
         runs += found
 
-    gradients = gradient_bytes(trained)
+    gradients: Form = {GRADIENTS + ONCE: gradient_bytes(trained)}
     states = state_bytes(policy.optimizer, trained)
-    weights = weight_bytes(tensors, kernels) + sum(one.repeat * one.count * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
+    adapters = sum(one.repeat * one.count * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
+    weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors, kernels) + adapters + model.buffer_bytes}
     statics = {
-        "weights": static(ONCE, weights + model.buffer_bytes),
-        "optimizer_states": static(ONCE, 0 if policy.optimizer.paged else states),
-        "inputs": static(TOKEN, 2 * ID_BYTES),
-        "workspace": static(ONCE, policy.workspace),
+        **weights,
+        OPTIMIZER_STATES + ONCE: 0 if policy.optimizer.paged else states,
+        INPUTS + TOKEN: 2 * ID_BYTES,
+        WORKSPACE + ONCE: policy.workspace,
+        **(gradients if policy.gradients_persist else ZERO),
     }
-    if policy.gradients_persist:
-        statics["gradients"] = static(ONCE, gradients)
     tables, mask = shared_forms(model, kernels)
-    timeline = _Timeline(statics, tables, mask, checkpointed=policy.checkpointed)
+    timeline = _Timeline(add(statics, tables), mask, checkpointed=policy.checkpointed)
     before, kept = timeline.forward(runs)
     last = runs[-1].blocks[-1]
     timeline.backward(runs, before, last.outputs)
-    scratch = form(TEMPORARY, ONCE, step_scratch(policy.optimizer, trained))
-    held = ZERO if policy.gradients_persist else form(GRADIENTS, ONCE, gradients)
-    step = moment("optimizer-step", "optimizer", add(held, last.outputs, scratch), statics)
-    load = moment("load", "weights", ZERO, {"weights": statics["weights"]})
-    first = dict(statics, optimizer_states=static(ONCE, 0))
-    first_step = tuple(
-        one._replace(total=plus(one.total, static(ONCE, -statics["optimizer_states"][ONCE])), first_step=True,
-                     components=dict(one.components, optimizer_states=first["optimizer_states"]))
-        for one in timeline.moments if policy.optimizer.states and not policy.optimizer.paged
-    )  # fmt: skip
-    end = moment("", "", add(kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO), statics).total
-    backward_end = moment("", "", add(held, last.outputs), statics).total
+    held = ZERO if policy.gradients_persist else gradients
+    scratch: Form = {TEMPORARY + ONCE: step_scratch(policy.optimizer, trained)}
+    moments = [
+        ("load", "weights", weights, False),
+        *timeline.moments,
+        ("optimizer-step", "optimizer", add(statics, held, last.outputs, scratch), False),
+    ]
     return Profile(
-        moments=(load, *timeline.moments, step, *first_step),
-        kept=_kept_figure(add(kept, ZERO if policy.checkpointed else tables)),
-        forward_end=end,
-        backward_end=backward_end,
+        moments=pruned(moments),
+        kept=per_axis(add(kept, ZERO if policy.checkpointed else tables, {INPUTS + TOKEN: ID_BYTES})),
+        forward_end=per_axis(add(statics, kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO)),
+        backward_end=per_axis(add(statics, held, last.outputs)),
+        lazy_states=statics[OPTIMIZER_STATES + ONCE],
     )
-
-
-def _kept_figure(kept: Form) -> Terms:
-    """What saved_tensors_hooks would count: everything kept, and the ids that the embedding saves."""
-    total = list(static(TOKEN, ID_BYTES))
-    for index, value in enumerate(kept):
-        total[index % NUM_AXES] += value
-    return tuple(total)
-
-

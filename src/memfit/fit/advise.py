@@ -10,7 +10,7 @@ from memfit.fit.answer import Limit, Step, Verdict, Warning
 from memfit.fit.command import command_line, device_word
 from memfit.fit.hardware import smallest_devices
 from memfit.fit.ladder import Ladder
-from memfit.fit.limits import EstimateFunction, number
+from memfit.fit.limits import EstimateFunction, number, with_number
 from memfit.fit.verdict import cluster_text
 from memfit.job import Inference, Job, Training
 from memfit.units import format_gib
@@ -46,8 +46,9 @@ def _tight(job: Job, current: Estimate, verdict: Verdict | None) -> Warning | No
     if verdict is None or verdict.fits != "tight" or job.cluster is None:
         return None
     peak, usable = current.peak, job.cluster.usable_bytes
-    text = f"the peak is between {format_gib(peak.low_bytes)} and {format_gib(peak.high_bytes)} (90 %) of {format_gib(usable)} usable"
-    return Warning(code="tight", text=text + ": it may run out of memory")
+    low, high = format_gib(peak.low_bytes), format_gib(peak.high_bytes)
+    text = f"the peak is between {low} and {high} (90 %) of {format_gib(usable)} usable: it may run out of memory"
+    return Warning(code="tight", text=text)
 
 
 def first_step_bytes(current: Estimate) -> int | None:
@@ -139,15 +140,15 @@ def next_steps(
 
 def _without_device(asked: Job, devices: Sequence[str]) -> tuple[Step, ...]:
     if not devices:
-        return (Step(why="no single GPU of the catalogue holds it; for a verdict on a device", command=command_line(asked, on="h200")),)
+        why = "no single GPU of the catalogue holds it; for a verdict, and for changes that help"
+        return (Step(why=why, command=command_line(asked, on="h200")),)
     return (Step(why="a verdict, with limits, on the smallest device that holds it", command=command_line(asked, on=devices[0])),)
 
 
 def _use_the_room(asked: Job, job: Job, limits: dict[str, Limit]) -> tuple[Step, ...]:
     for name, limit in limits.items():
         if limit.max is not None and limit.max > number(job, name):
-            edited = dataclasses.replace(job, workload=dataclasses.replace(job.workload, **{name: limit.max}))
-            command = command_line(asked, edited, resolved=job)
+            command = command_line(asked, with_number(job, name, limit.max), resolved=job)
             return (Step(why=f"use the room: {name} {limit.max:,} is the largest that still fits", command=command),)
     return ()
 
@@ -169,7 +170,8 @@ def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Es
     unchanged = smallest_devices(job, estimate, current.peak.device_bytes, most=1)
     if unchanged:
         command = command_line(asked, on=device_word(unchanged[0].id, job.cluster.count))
-        steps.append(Step(why=f"{said}without a change: {unchanged[0].title} is the smallest device that holds it", command=command))
+        why = f"{said}without a change: {unchanged[0].title} is the smallest device that holds it"
+        steps.append(Step(why=why, command=command))
     if none_helps and ladder.closest is not None:
         changed = smallest_devices(ladder.closest.job, estimate, ladder.closest.estimate.peak.device_bytes, most=1)
         if changed and changed != unchanged:

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from memfit.job import Job, Overheads
+from memfit.job import Hardware, Job, Overheads
 from memfit.options import options_of
 
 
@@ -22,11 +22,11 @@ def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None 
     words = ["memfit", target.workload.kind, *model_words(asked)]
     words += _flags(type(target.workload), values)
     words += _flags(Overheads, _given(asked.overheads, asked.overheads))
+    if asked.headroom != options_of(Hardware)["headroom"].default:
+        words += ["--headroom", f"{asked.headroom:g}"]
     where = on if on is not None else cluster_word(asked)
     if where:
-        words += ["--on", where]
-    if asked.headroom != 0.1:
-        words += ["--headroom", f"{asked.headroom:g}"]
+        words += ["--on", shlex.quote(where)]
     return " ".join(words)
 
 
@@ -52,12 +52,12 @@ def device_word(identifier: str, count: int) -> str:
 def _given(source: Any, target: Any) -> dict[str, Any]:
     """Values of `source` that are not the defaults of their fields, as far as the class of `target` has them."""
     known = options_of(type(target))
-    values = {name: getattr(source, name) for name, one in options_of(type(source)).items() if getattr(source, name) != one.default}
-    return {name: value for name, value in values.items() if name in known}
+    values = {name: (getattr(source, name), one.default) for name, one in options_of(type(source)).items()}
+    return {name: value for name, (value, default) in values.items() if value != default and name in known}
 
 
 def _changed(before: Any, after: Any) -> dict[str, Any]:
-    """Fields that differ, or that only `after` has with a value of its own. `method` is always said: its default is one of many."""
+    """Fields that differ, or that only `after` has with a value of its own; `method` always: its default is one of many."""
     found = {}
     for field in dataclasses.fields(after):
         value = getattr(after, field.name)

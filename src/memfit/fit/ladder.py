@@ -17,8 +17,8 @@ from memfit.fit.verdict import cluster_text, job_fits, margin_bytes
 from memfit.job import Job
 from memfit.units import format_gib
 
-MOST_SHOWN = 6
-"""Recommendations in an answer: a reader compares a handful."""
+MOST_SHOWN = 10
+"""Recommendations in an answer: a combination and each lever alone."""
 
 WORTH_SHOWING = 0.02
 """Judgement: a lever that saves less than this share of the peak is not worth a line (unless it makes the job fit)."""
@@ -35,7 +35,7 @@ class Trial:
     job: Job
     estimate: Estimate
     steps: tuple[tuple[Lever, Job, Job], ...]
-    """Each lever with the job before and after it."""
+    """Each lever with the job before and after it; the dearest, which is last, was applied first."""
 
     @property
     def fits(self) -> str | None:
@@ -93,59 +93,49 @@ def _combine(job: Job, estimate: EstimateFunction, current: Estimate, levers: Se
         closest = max(tried, key=lambda trial: trial.margin)
         rest = [trial for trial in _worth(singles, current) if trial is not closest]
         return Ladder(recommendations=_shown([closest, *rest], current), best=None, closest=closest, trials=tuple(singles))
-    combinations = [together]
-    pair = _cheapest_pair(job, estimate, levers, together)
-    if pair is not None:
-        combinations.append(pair)
-    combinations.sort(key=lambda trial: (len(trial.levers), levers.index(trial.levers[-1])))
-    recommendations = _shown([*combinations, *_worth(singles, current)], current)
-    return Ladder(recommendations=recommendations, best=combinations[0], trials=tuple(singles))
+    recommendations = _shown([together, *_worth(singles, current)], current)
+    return Ladder(recommendations=recommendations, best=together, trials=tuple(singles))
 
 
 def _cheapest_set(job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> tuple[Trial | None, list[Trial]]:
     """The set that fits and whose dearest lever is as cheap as possible, stripped; and the sets that were looked at.
 
-    A lever only ever frees memory, so when all levers up to one cost do not fit, no combination of them does. Adapters can be
-    an exception (they keep copies of their inputs): so when everything together does not fit, each prefix is still looked at.
+    A lever only ever frees memory, so when all levers up to one cost do not fit, no combination of them does. Levers that may
+    add some are the exception: when everything together does not fit, everything without those is looked at as well.
     """
     seen: dict[int, Trial] = {}
 
-    def up_to(count: int) -> Trial:
+    def fits_up_to(count: int) -> bool:
         if count not in seen:
             seen[count] = _try(_strongest_of_each_group(levers[:count]), job, estimate, solve=False)
-        return seen[count]
+        return seen[count].fits == "yes"
 
-    if len(levers) < 2:
-        return None, []
-    low, high = 1, len(levers)
-    if up_to(high).fits == "yes":
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if up_to(middle).fits == "yes" else (middle, high)
-    else:
-        found = next((count for count in range(2, len(levers)) if up_to(count).fits == "yes"), None)
-        if found is None:
-            return None, list(seen.values())
-        high = found
-    chosen = list(up_to(high).levers)
-    for lever in reversed(chosen[:-1]):
+    certain = next((place for place, lever in enumerate(levers) if lever.may_add), len(levers))
+    high = next((count for count in (len(levers), certain) if count > 1 and fits_up_to(count)), 0)
+    if not high:
+        return None, list(seen.values())
+    low = 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits_up_to(middle) else (middle, high)
+    return _stripped(seen[high], job, estimate), list(seen.values())
+
+
+def _stripped(trial: Trial, job: Job, estimate: EstimateFunction) -> Trial:
+    """The set without what it does not need, dearest first; its dearest lever is needed, or a cheaper set would have fitted."""
+    chosen, dropped = list(trial.levers), []
+    for lever in reversed(trial.levers[:-1]):
         fewer = tuple(one for one in chosen if one is not lever)
         if _try(fewer, job, estimate, solve=False).fits == "yes":
             chosen.remove(lever)
-    return _try(tuple(chosen), job, estimate), list(seen.values())
-
-
-def _cheapest_pair(job: Job, estimate: EstimateFunction, levers: Sequence[Lever], together: Trial) -> Trial | None:
-    """When the set has more than two levers: its dearest lever with the cheapest single partner that fits."""
-    dearest = together.levers[-1]
-    if len(together.levers) <= 2:
-        return None
-    for partner in levers[: levers.index(dearest)]:
-        if partner.group == dearest.group or partner in together.levers:
-            continue
-        if _try((partner, dearest), job, estimate, solve=False).fits == "yes":
-            return _try((partner, dearest), job, estimate)
-    return None
+            dropped.append(lever)
+    if len(chosen) > 2:
+        # One dearer partner may do what several cheap ones do: fewer changes are better.
+        for partner in reversed(dropped):
+            pair = (partner, chosen[-1])
+            if _try(pair, job, estimate, solve=False).fits == "yes":
+                return _try(pair, job, estimate)
+    return _try(tuple(chosen), job, estimate)
 
 
 def _strongest_of_each_group(levers: Sequence[Lever]) -> tuple[Lever, ...]:
@@ -176,20 +166,20 @@ def _try(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, solve:
 
 
 def _with_values(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, values: dict[str, int]) -> Trial:
-    steps, edited = _apply(levers, job, values)
-    return Trial(levers=levers, job=edited, estimate=estimate(edited), steps=steps)
+    """The trial with levers on a number at given values, or at their strongest.
 
-
-def _apply(levers: Sequence[Lever], job: Job, values: dict[str, int]) -> tuple[tuple[tuple[Lever, Job, Job], ...], Job]:
+    Dearest first: what a dear lever makes pointless (16-bit weights under adapters) does not apply any more and is left out.
+    """
     steps: list[tuple[Lever, Job, Job]] = []
-    for lever in levers:
-        if not lever.applies(job):
+    edited = job
+    for lever in reversed(levers):
+        if not lever.applies(edited):
             continue
-        value = values.get(lever.name)
-        edited = lever.edit(job) if value is None or lever.edit_to is None else lever.edit_to(job, value)
-        steps.append((lever, job, edited))
-        job = edited
-    return tuple(steps), job
+        before, value = edited, values.get(lever.name)
+        edited = lever.edit(before) if value is None or lever.edit_to is None else lever.edit_to(before, value)
+        steps.append((lever, before, edited))
+    steps.reverse()
+    return Trial(levers=tuple(lever for lever, _, _ in steps), job=edited, estimate=estimate(edited), steps=tuple(steps))
 
 
 def _saved(current: Estimate, trial: Trial) -> int:

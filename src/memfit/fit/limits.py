@@ -138,7 +138,8 @@ def _crossing(known: dict[int, int], low: int, high: int) -> int:
     """
     width, at_low, at_high = high - low, known[low], known[high]
     line = width * at_low // (at_low - at_high)
-    third = min((value for value in known if value not in (low, high)), key=lambda value: min(abs(value - low), abs(value - high)), default=None)
+    others = (value for value in known if value not in (low, high))
+    third = min(others, key=lambda value: min(abs(value - low), abs(value - high)), default=None)
     if third is None:
         return line
     slope = (at_high - at_low) / width

@@ -103,9 +103,7 @@ def overview(
     return Overview(model=model, clusters=tuple(clusters), ways=tuple(rows), headroom=headroom)
 
 
-def _row(
-    name: str, asked: Job, clusters: Sequence[Cluster], resolve: Callable[[Job], Job], estimate: EstimateFunction
-) -> Way:
+def _row(name: str, asked: Job, clusters: Sequence[Cluster], resolve: Callable[[Job], Job], estimate: EstimateFunction) -> Way:
     command, note = command_line(asked), _note(asked.workload)
     try:
         jobs = [resolve(dataclasses.replace(asked, cluster=cluster)) for cluster in clusters]

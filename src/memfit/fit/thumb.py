@@ -52,7 +52,7 @@ def _training_rule(workload: Training, parameters: int, count: str) -> tuple[str
 
 def _inference_rule(workload: Inference, parameters: int, count: str) -> tuple[str, dict[str, int]]:
     quantised = workload.quantization or "none"
-    width = _INFERENCE_BYTES.get(quantised, 2.0) if quantised != "none" else _DTYPE_BYTES.get(workload.weight_dtype or "bf16", 2.0)
+    width = _INFERENCE_BYTES[quantised] if quantised != "none" else _DTYPE_BYTES[workload.weight_dtype or "bf16"]
     weights = round(parameters * width)
     return f"{width:g} B x {count} x 1.2", {"weights": weights, _EVERYTHING_ELSE: round(weights * _INFERENCE_EXTRA)}
 
@@ -72,7 +72,8 @@ def _differences(parts: dict[str, int], total: int, estimate: Estimate) -> str:
     actual = {one.name: one.at_peak_bytes for one in estimate.worst.components}
     changes = {name: actual.get(name, 0) - parts.get(name, 0) for name in (*actual, *(one for one in parts if one not in actual))}
     largest = sorted((name for name in changes if changes[name]), key=lambda name: abs(changes[name]), reverse=True)[:2]
-    return f"at {estimate.peak.phase}: " + " and ".join(_difference(name, actual.get(name, 0), parts.get(name, 0)) for name in largest)
+    reasons = [_difference(name, actual.get(name, 0), parts.get(name, 0)) for name in largest]
+    return f"at {estimate.peak.phase}: " + " and ".join(reasons)
 
 
 def _difference(name: str, actual: int, ruled: int) -> str:

@@ -68,7 +68,8 @@ def _summary(word: str, peak: Peak, job: Job, cluster: Cluster) -> str:
     where = f"on {cluster_text(cluster)}"
     if word == "no":
         return f"DOES NOT FIT: short by {format_gib(peak.device_bytes - usable)} {where}; binds: {peak.phase}"
-    share = f"{format_gib(peak.device_bytes).removesuffix(' GiB')} of {format_gib(usable)} ({_percent(peak.device_bytes, usable)} %)"
+    device = format_gib(peak.device_bytes).removesuffix(" GiB")
+    share = f"{device} of {format_gib(usable)} ({_percent(peak.device_bytes, usable)} %)"
     if word == "yes":
         return f"FITS: {share} {where}; binds: {peak.phase}"
     return f"TIGHT: {share} {where}, {_why_tight(peak, usable, job.headroom)}; binds: {peak.phase}"

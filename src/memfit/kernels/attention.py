@@ -98,7 +98,8 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     """Keeps q, repeated k and v, the output, the log-sum-exp and, if there is one, an additive mask made for each layer."""
     tape = context.tape
     heads = op.attributes["num_heads"]
-    k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+    if not context.policy.decoding:
+        k, v = _repeat(tape, op, k), _repeat(tape, op, v)
     out = _output(tape, op, q, v)
     lse = tape.tensor(q.axis, heads, "fp32")
     saved = [q, k, v, out, lse]

@@ -40,7 +40,10 @@ class KernelPolicy(NamedTuple):
     device_capability: tuple[int, int] | None = None
     logits_last: bool = False
     """Inference: the head reads the last position only."""
-    lean_loss: bool = False
+    generating: bool = False
+    """Inference: the logits are sampled from."""
+    decoding: bool = False
+    """Inference: one new token per sequence, for which sdpa needs no repeated keys and values."""
 
 
 def target_of(parameter: Parameter) -> str:

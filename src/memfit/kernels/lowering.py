@@ -7,7 +7,7 @@ from typing import NamedTuple
 from memfit.kernels import attention, functions, modules
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.tape import Tape, Tensor
-from memfit.model.description import Block, Op
+from memfit.model.description import SEQUENCE, Block, Op
 
 
 class Lowered(NamedTuple):
@@ -76,7 +76,8 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
             results = inputs[:1]
         elif op.kind in ("linear", "head"):
             bias = op.parameters[1] if len(op.parameters) > 1 else None
-            results = [functions.linear(context, op.parameters[0], bias, inputs[0])]
+            read = _last_position(tape, inputs[0]) if op.kind == "head" and policy.logits_last else inputs[0]
+            results = [functions.linear(context, op.parameters[0], bias, read)]
         elif op.kind == "embedding":
             results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis)]
         else:
@@ -85,4 +86,20 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
             tape.first_logits = results[0].storage
         for value, result in zip(op.outputs, results, strict=True):
             values[value.index] = output = result
+    if head is not None and policy.generating:
+        output = _sampled(tape, output)
     return Lowered(tape, x, values.get(block.output.index, output), logits)
+
+
+def _last_position(tape: Tape, x: Tensor) -> Tensor:
+    """A view of the last token of every sequence (`logits_to_keep=1`)."""
+    out = Tensor(x.storage, SEQUENCE, x.width, x.dtype, x.requires_grad)
+    tape.record((x,), (out,))
+    return out
+
+
+def _sampled(tape: Tape, logits: Tensor) -> Tensor:
+    """generate() copies the last position's logits to fp32 (transformers 5 generation/utils.py)."""
+    out = tape.tensor(SEQUENCE, logits.width, "fp32")
+    tape.record((logits,), (out,))
+    return out

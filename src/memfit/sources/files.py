@@ -21,8 +21,8 @@ MAX_DEPTH = 64
 MAX_DIGITS = 100
 """The longest whole number that is read, in digits; `int` itself refuses more than 4,300."""
 
-_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-_CONSTANT = re.compile(r"[:\[,]\s*(-?Infinity|NaN)")
+_BRACKET = r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]'
+"""A whole string (or one that never ends), so that brackets in it do not count, or a bracket."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -94,7 +94,7 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
         return value
 
     def constant(word: str) -> NoReturn:
-        found = _CONSTANT.search(text)
+        found = re.search(r"[:\[,]\s*(-?Infinity|NaN)", text)
         where = f", line {text.count(chr(10), 0, found.start(1)) + 1}" if found else ""
         raise InputError(f"{name}{where}: {word} is not JSON; write a number")
 
@@ -168,7 +168,7 @@ def _decode(data: bytes, name: str) -> str:
 
 def _check_depth(text: str, name: str) -> None:
     depth = 0
-    for found in _BRACKET.finditer(text):
+    for found in re.finditer(_BRACKET, text, re.DOTALL):
         char = found.group()[0]
         if char in "[{":
             depth += 1

@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from memfit.errors import InputError, UsageError
 from memfit.sources.files import MAX_CONFIG_BYTES, printable, read_config_file
 
 TIMEOUT_SECONDS = 10.0
 """The longest wait for one answer; `HF_HUB_ETAG_TIMEOUT` can only shorten it."""
-_COMMIT = re.compile(r"snapshots[/\\]([0-9a-f]{40})[/\\]")
+DOWNLOAD_SECONDS = 30.0
+"""The longest wait for the file itself (at most 4 MiB), retries of the library included."""
+_COMMIT = r"snapshots[/\\]([0-9a-f]{40})[/\\]"
+T = TypeVar("T")
 BY_HAND = "or download its config.json by hand and give its path"
 
 
@@ -47,7 +50,7 @@ def read_hub_config(repo_id: str, revision: str | None = None) -> HubConfig:
     shown = printable(f"{repo_id}@{revision}" if revision else repo_id)
     with _quiet(huggingface_hub):
         path, cached = _download(huggingface_hub, repo_id, revision, shown)
-    found = _COMMIT.search(path)
+    found = re.search(_COMMIT, path)
     commit = f" at {found[1][:12]}" if found else ""
     copy = ", cached copy (the Hub was not reached)" if cached else ""
     return HubConfig(
@@ -59,7 +62,9 @@ def read_hub_config(repo_id: str, revision: str | None = None) -> HubConfig:
 def _download(hub: Any, repo_id: str, revision: str | None, shown: str) -> tuple[str, bool]:
     """The path of the file in the cache, and whether the Hub was not asked."""
     try:
-        metadata = hub.get_hf_file_metadata(hub.hf_hub_url(repo_id, "config.json", revision=revision), timeout=_timeout(hub))
+        seconds = _timeout(hub)
+        url = hub.hf_hub_url(repo_id, "config.json", revision=revision)
+        metadata = _within(seconds + 1, lambda: hub.get_hf_file_metadata(url, timeout=seconds))
     except Exception as error:  # every HTTP library that huggingface_hub has used has its own tree of errors
         path = _cached_after(hub, error, repo_id, revision)
         if path is None:
@@ -71,10 +76,36 @@ def _download(hub: Any, repo_id: str, revision: str | None, shown: str) -> tuple
     path = hub.try_to_load_from_cache(repo_id, "config.json", revision=metadata.commit_hash) if metadata.commit_hash else None
     if not isinstance(path, str):
         try:
-            path = hub.hf_hub_download(repo_id, "config.json", revision=revision, etag_timeout=_timeout(hub))
+            path = _within(
+                DOWNLOAD_SECONDS,
+                lambda: hub.hf_hub_download(repo_id, "config.json", revision=revision, etag_timeout=seconds),
+            )
         except Exception as error:
             raise _explained(hub, error, repo_id, revision, shown) from None
     return path, False
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, or `TimeoutError`: the limits of HTTP libraries are per read, and name resolution has none."""
+    import threading
+
+    done: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError
+    return done[0]
 
 
 def _timeout(hub: Any) -> float:
@@ -116,7 +147,7 @@ def _kind(hub: Any, error: Exception) -> str:
         return f"status-{status}"
     if any("Timeout" in name or "timeout" in name for name in names):
         return "timeout"
-    if isinstance(error, PermissionError):
+    if isinstance(error, OSError) and error.filename is not None:
         return "cache"
     return "no-network"
 

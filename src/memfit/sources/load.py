@@ -16,12 +16,13 @@ from memfit.units import format_count, parse_count
 
 MAX_ARGUMENT = 4096
 """Longest MODEL argument, in characters: the longest path that Linux takes."""
-_SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?\s*[kKmMbBtT]|[0-9]+(?:\.[0-9]+)?[eE][+]?[0-9]{1,2}")
-_MIXTURE = re.compile(r"[0-9]+x[0-9.]+[bBmM]", re.IGNORECASE)
-_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,200}))?", re.ASCII)
-_HUB_URL = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)(?:/(?:tree|blob|resolve|raw)/(?P<revision>[\w.-]+)(?:/.*)?)?/?",
-    re.ASCII,
+# Patterns are texts, compiled where they are used: a preset or a file needs none of them, and start-up time counts.
+_SIZE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?\s*[kKmMbBtT]|[0-9]+(?:\.[0-9]+)?[eE][+]?[0-9]{1,2}"
+_MIXTURE = r"[0-9]+[xX][0-9.]+[bBmM]"
+_HUB_ID = r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,200}))?"
+_HUB_URL = (
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|blob|resolve|raw)/(?P<revision>[\w.-]+)(?:/.*)?)?/?"
 )
 _NOT_READ = {
     ".safetensors": "safetensors files are not read yet; give the config.json beside it",
@@ -72,7 +73,7 @@ def load_config(text: str, *, stdin: IO[bytes] | IO[str] | None = None) -> Loade
     if not text.strip():
         raise UsageError("the model is empty; name a preset (memfit models), a Hub id, a config.json or a size such as 7B")
     if len(text) > MAX_ARGUMENT or "\0" in text:
-        raise UsageError(f"{printable(text, 80)!r} cannot name a model: it is too long or holds a null character")
+        raise UsageError(f"{printable(text, 80)} cannot name a model: it is too long or holds a null character")
     if text == "-":
         return _from_stdin(stdin)
     path = os.path.expanduser(text) if text.startswith("~") else text
@@ -84,10 +85,10 @@ def load_config(text: str, *, stdin: IO[bytes] | IO[str] | None = None) -> Loade
     if _looks_like_path(text):
         raise InputError(f"{printable(text)}: no such file; give the path of a config.json or of a folder with one")
     text = text.strip()
-    if _SIZE.fullmatch(text):
+    if re.fullmatch(_SIZE, text):
         return _from_size(text)
-    url = _HUB_URL.fullmatch(text)
-    named = url or _HUB_ID.fullmatch(text)
+    url = re.fullmatch(_HUB_URL, text, re.ASCII) if "://" in text else None
+    named = url or re.fullmatch(_HUB_ID, text, re.ASCII)
     if named is None:
         raise _unknown(text)
     if url is not None and url["revision"] is None:
@@ -119,7 +120,9 @@ def _exists(path: str, text: str) -> bool:
 def _looks_like_path(text: str) -> bool:
     if "://" in text:
         return False
-    return text.startswith(("./", "../", "/", "~")) or text.lower().endswith((".json", *_NOT_READ)) or text.count("/") > 1
+    if text.startswith(("./", "../", "/", "~")) or text.lower().endswith((".json", *_NOT_READ)):
+        return True
+    return text.partition("@")[0].count("/") > 1  # a revision may have slashes: org/name@refs/pr/1
 
 
 def _from_path(path: str, text: str) -> LoadedConfig:
@@ -150,7 +153,7 @@ def _config_in(folder: str, shown: str) -> str:
         what = "has params.json (the original format) but no config.json"
         raise InputError(f"{shown}: {what}; give the folder of its Hugging Face version")
     if names:
-        raise InputError(f"{shown}: has weights but no config.json, which says how they are used; put the model's config.json there")
+        raise InputError(f"{shown}: has weights but no config.json, which says how they are used; put the model's own there")
     raise InputError(f"{shown}: a folder without config.json; give the folder of a model or the path of its config.json")
 
 
@@ -218,12 +221,12 @@ def _from_hub(repo_id: str, revision: str | None) -> LoadedConfig:
 
 def _unknown(text: str) -> UsageError:
     shown = printable(text, 80)
-    if _MIXTURE.fullmatch(text):
+    if re.fullmatch(_MIXTURE, text):
         return UsageError(f"{shown}: a mixture of experts has no typical dimensions; give its config.json or its Hub id")
     if re.fullmatch(r"[0-9][0-9_,]*(?:\.[0-9]+)?", text):
         return UsageError(f"{shown}: a size needs a unit; write 7B for seven billion parameters, 350M for 350 million")
     if "://" in text:
-        return UsageError(f"{shown}: only models on huggingface.co are read by address; download the config.json and give its path")
+        return UsageError(f"{shown}: only models on huggingface.co are read by address; download its config.json, give the path")
     hint = did_you_mean(text[:100], known_names())
     known = "name a preset (memfit models lists them), a Hub id (org/name), a config.json or its folder, or a size such as 7B"
-    return UsageError(f"unknown model {shown!r}{hint}; {known}")
+    return UsageError(f"unknown model '{shown}'{hint}; {known}")

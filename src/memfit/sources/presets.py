@@ -12,8 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 _PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "presets.json")
-_WORD = re.compile(r"[a-z]+|[0-9]+")
-_PLAIN = re.compile(r"[A-Za-z0-9 ._:-]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,9 @@ def find_preset(name: str) -> Preset | None:
     Upper and lower case are the same, and so are all ways to separate words: `Llama3.1-8B`, `llama-3-1-8b` and `llama3.1:8b`
     are `llama-3.1-8b`. A Hub id matches as a whole.
     """
-    row = _index().get(_key(name))
+    lowered = name.lower()
+    # The name as it stands in the data first: it needs no index of all spellings.
+    row = next((row for row in _rows() if row["name"] == lowered), None) or _index().get(_key(name))
     return _preset(row) if row is not None else None
 
 
@@ -71,7 +71,7 @@ def _key(name: str) -> str:
     """What two spellings of one name have in common: `llama 3 1 8 b`. A Hub id is only lowered."""
     if "/" in name:
         return name.lower()
-    return " ".join(_WORD.findall(name.lower())) if _PLAIN.fullmatch(name) else ""
+    return " ".join(re.findall("[a-z]+|[0-9]+", name.lower())) if re.fullmatch(r"[A-Za-z0-9 ._:-]{1,100}", name) else ""
 
 
 def _preset(row: dict[str, Any]) -> Preset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.fit.levers.common import ATTENTION
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.fit.limits import with_number
 from memfit.job import Inference, Job
@@ -51,11 +52,22 @@ INT8_WEIGHTS = Lever(
     edit=lambda job: with_workload(job, quantization="int8"),
     change=lambda before, after: "linear weights in int8",
     # Dettmers et al. 2022 (arXiv:2208.07339): no loss of quality up to 175B with outliers kept in 16 bits.
-    cost=lambda before, after: "about 1 B per linear weight: no measurable loss of quality in published runs; slower at small batches; needs bitsandbytes",
+    cost=lambda before, after: (
+        "about 1 B per linear weight: no measurable loss in published runs; slower at small batches; needs bitsandbytes"
+    ),
     flags=lambda job: ("BitsAndBytesConfig(load_in_8bit=True)",),
 )
 
 # --- fewer sequences at a time
+
+
+def _concurrency_cost(before: Job, after: Job) -> str:
+    old, new = _inference(before).concurrency, _inference(after).concurrency
+    share = max(1, round(100 * new / old))
+    return (
+        f"{new:,} instead of {old:,} sequences at a time: the rest wait, and throughput falls to about {share} % "
+        "where decoding is bound by reading the weights"
+    )
 
 
 CONCURRENCY = Lever(
@@ -67,11 +79,7 @@ CONCURRENCY = Lever(
     edit_to=lambda job, value: with_number(job, "concurrency", value),
     value=lambda job: _inference(job).concurrency,
     change=lambda before, after: f"{_inference(after).concurrency:,} sequences at a time",
-    cost=lambda before, after: (
-        f"{_inference(after).concurrency:,} instead of {_inference(before).concurrency:,} sequences at a time: the rest wait, "
-        f"throughput falls to about {max(1, round(100 * _inference(after).concurrency / _inference(before).concurrency))} % where decoding is bound by "
-        "reading the weights"
-    ),
+    cost=_concurrency_cost,
     flags=lambda job: (f"--max-num-seqs {_inference(job).concurrency}",),
 )
 
@@ -86,7 +94,9 @@ INT4_WEIGHTS = Lever(
     edit=lambda job: with_workload(job, quantization="int4"),
     change=lambda before, after: "linear weights in 4 bits (AWQ or GPTQ)",
     # Groups of 128: 0.5 + 2/128 (scale) + 0.5/128 (zero point) = 0.52 B per weight.
-    cost=lambda before, after: "about 0.52 B per linear weight: a small loss of quality that grows as models shrink; needs a quantised checkpoint",
+    cost=lambda before, after: (
+        "about 0.52 B per linear weight: a small loss of quality that grows as models shrink; needs a quantised checkpoint"
+    ),
     flags=lambda job: ("--quantization awq",),
 )
 
@@ -112,4 +122,4 @@ CONTEXT = Lever(
     flags=lambda job: (f"--max-model-len {_inference(job).context}",),
 )
 
-INFERENCE_LEVERS = (KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)
+INFERENCE_LEVERS = (ATTENTION, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)

@@ -31,8 +31,10 @@ class Lever:
     """How the runtime of the edited job spells it."""
     free: bool = False
     """It costs neither throughput nor quality, so it is named even when the job fits."""
+    may_add: bool = False
+    """It can add memory beside what it frees, so a set with it may not fit where the same set without it does."""
     edit_to: Callable[[Job, int], Job] | None = None
-    """Levers on a number: the job with the number at a value (or the nearest legal one below); solved for the largest that fits."""
+    """Levers on a number: the job with it at a value (or the nearest legal one below); solved for the largest that fits."""
     strongest: int = 1
     """Levers on a number: the smallest value that is proposed."""
     value: Callable[[Job], int] | None = None

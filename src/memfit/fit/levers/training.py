@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from memfit.fit.levers.common import ATTENTION
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import FineTuning, Job, Training
 from memfit.units import format_count, format_gib
@@ -57,7 +58,9 @@ FUSED_ADAMW = Lever(
 
 def _fused_loss_cost(before: Job, after: Job) -> str:
     vocabulary = before.model.vocab_size
-    return f"none in quality, about the same speed: the {vocabulary:,} logits of a token are made chunk by chunk; needs the Liger kernels"
+    return (
+        f"none in quality, about the same speed: a token's {vocabulary:,} logits are made chunk by chunk; needs the Liger kernels"
+    )
 
 
 FUSED_LOSS = Lever(
@@ -101,6 +104,11 @@ def _micro_batch_cost(before: Job, after: Job) -> str:
     )
 
 
+def _micro_batch_change(before: Job, after: Job) -> str:
+    new = _training(after)
+    return f"micro-batch {new.batch:,} with {new.grad_accum:,} accumulation steps"
+
+
 def _micro_batch_flags(job: Job) -> tuple[str, ...]:
     new = _training(job)
     if _is_trainer(job):
@@ -116,7 +124,7 @@ MICRO_BATCH = Lever(
     edit=lambda job: _micro_batch(job, 1),
     edit_to=_micro_batch,
     value=lambda job: _training(job).batch,
-    change=lambda before, after: f"micro-batch {_training(after).batch:,} with {_training(after).grad_accum:,} accumulation steps",
+    change=_micro_batch_change,
     cost=_micro_batch_cost,
     flags=_micro_batch_flags,
 )
@@ -131,7 +139,9 @@ CHECKPOINTING = Lever(
     edit=lambda job: with_workload(job, checkpointing="full"),
     change=lambda before, after: "activation checkpointing of every layer",
     # Chen et al. 2016 (arXiv:1604.06174): one more forward pass; forward : backward = 1 : 2, so 3 units become 4.
-    cost=lambda before, after: "about 33 % more compute: each layer's forward runs twice (8 instead of 6 FLOPs per parameter and token)",
+    cost=lambda before, after: (
+        "about 33 % more compute: each layer's forward runs twice (8 instead of 6 FLOPs per parameter and token)"
+    ),
     flags=_spell("--gradient_checkpointing true", "model.gradient_checkpointing_enable()"),
 )
 
@@ -155,7 +165,9 @@ ADAMW_8BIT = Lever(
     edit=lambda job: with_workload(job, optimizer="adamw-8bit"),
     change=lambda before, after: "8-bit AdamW",
     # Dettmers et al. 2022 (arXiv:2110.02861): 8-bit states match 32-bit ones over a range of tasks.
-    cost=lambda before, after: "optimizer states rounded to 8 bits, 2.03 B per parameter: final loss as with 32 bits in published runs; needs bitsandbytes",
+    cost=lambda before, after: (
+        "states rounded to 8 bits, 2.03 B per parameter: final loss as with 32 bits in published runs; needs bitsandbytes"
+    ),
     flags=_spell("--optim adamw_bnb_8bit", "bitsandbytes.optim.AdamW8bit(...)"),
 )
 
@@ -167,8 +179,8 @@ PAGED_ADAMW_8BIT = Lever(
     edit=lambda job: with_workload(job, optimizer="paged-adamw-8bit"),
     change=lambda before, after: "paged 8-bit AdamW",
     cost=lambda before, after: (
-        f"8-bit states that the driver moves to host memory under pressure: up to {format_gib(_states_8_bit(before))} of host memory, "
-        "and as much over the host bus and back at each step; needs bitsandbytes"
+        "8-bit states that the driver moves to host memory under pressure: "
+        f"up to {format_gib(_states_8_bit(before))} there, and as much over the host bus and back each step; needs bitsandbytes"
     ),
     flags=_spell("--optim paged_adamw_8bit", "bitsandbytes.optim.PagedAdamW8bit(...)"),
 )
@@ -177,17 +189,17 @@ PAGED_ADAMW_8BIT = Lever(
 
 
 def _has_bf16(job: Job) -> bool:
-    """Whether the device computes in bf16 (NVIDIA: compute capability 8.0); assumed when the job names no device."""
+    """Whether the device computes in bf16; assumed when that is not known."""
     if job.cluster is None:
         return True
-    capability = job.cluster.device.compute_capability
-    return capability is None or tuple(capability) >= (8, 0)
+    native = job.cluster.device.native_dtypes
+    return not native or "bf16" in native
 
 
 def _wants_bf16_true(job: Job) -> bool:
     workload = _training(job)
-    over_fp32 = workload.precision == "32-true" or (workload.precision == "bf16-mixed" and workload.weight_dtype in (None, "fp32"))
-    return over_fp32 and _method(job) == "full" and _has_bf16(job)
+    mixed_over_fp32 = workload.precision == "bf16-mixed" and workload.weight_dtype in (None, "fp32")
+    return (mixed_over_fp32 or workload.precision == "32-true") and _method(job) == "full" and _has_bf16(job)
 
 
 def _bf16_true_flags(job: Job) -> tuple[str, ...]:
@@ -254,6 +266,7 @@ def _qlora_flags(job: Job) -> tuple[str, ...]:
 LORA = Lever(
     name="lora",
     group="method",
+    may_add=True,  # each targeted linear keeps a copy of its input for its adapter
     why_here="the weights themselves are no longer trained",
     applies=lambda job: _method(job) == "full",
     edit=lambda job: _adapters(job, "lora"),
@@ -268,6 +281,7 @@ LORA = Lever(
 QLORA = Lever(
     name="qlora",
     group="method",
+    may_add=True,  # each targeted linear keeps a copy of its input for its adapter
     why_here="as LoRA, with a rounded base that is expanded again for every product",
     applies=lambda job: _method(job) in ("full", "lora"),
     edit=lambda job: _adapters(job, "qlora"),
@@ -281,5 +295,5 @@ QLORA = Lever(
 )
 
 TRAINING_LEVERS = (
-    FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, CHECKPOINTING, ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
+    ATTENTION, FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, CHECKPOINTING, ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
 )  # fmt: skip

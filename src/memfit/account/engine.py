@@ -1,0 +1,277 @@
+"""From a resolved job to an estimate: choose policies, compile (cached), evaluate, and put the three numbers together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from memfit.account import overheads
+from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
+from memfit.account.formulas import formula
+from memfit.account.intervals import WIDTHS, bounds, combine
+from memfit.account.overheads import Overhead
+from memfit.account.profile import Moment, Numbers, Profile, amount, components, monomials
+from memfit.account.resolve import runtime_of
+from memfit.account.serving import ServingPolicy, compile_serving
+from memfit.account.states import find_optimizer, state_bytes, tensors_of, trained_tensors
+from memfit.account.training import TrainingPolicy, compile_training
+from memfit.job import FineTuning, Inference, Job, Training
+from memfit.kernels import Adapter, KernelPolicy
+from memfit.model import Model
+from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
+
+STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "workspace")
+"""What is taken once and never given back: the allocator does not fragment around it."""
+
+
+class Compiled(NamedTuple):
+    """A profile with the numbers to evaluate it at."""
+
+    profile: Profile
+    kernels: KernelPolicy
+    numbers: Numbers
+    step: Numbers
+    workspace: Overhead
+    host_bytes: int
+
+
+@lru_cache(maxsize=256)
+def _training_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
+    return compile_training(model, kernels, policy)
+
+
+@lru_cache(maxsize=256)
+def _serving_profile(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
+    return compile_serving(model, kernels, policy)
+
+
+@lru_cache(maxsize=256)
+def _host_states(model: Model, kernels: KernelPolicy, optimizer: str) -> int:
+    return state_bytes(find_optimizer(optimizer), trained_tensors(tensors_of(model), kernels))
+
+
+def _workspace(job: Job, *, training: bool) -> Overhead:
+    given = job.overheads.workspace
+    if given is not None:
+        return Overhead(given, given, given, "given by hand")
+    return overheads.workspace(job.cluster.device if job.cluster else None, training=training)
+
+
+def _capability(job: Job) -> tuple[int, int] | None:
+    """Only an old device's capability changes kernels; `None` for all others keeps their profiles shared."""
+    capability = job.cluster.device.compute_capability if job.cluster else None
+    return capability if capability is not None and capability < (8, 0) else None
+
+
+def compile_job(job: Job) -> Compiled:
+    """The compiled profile of a resolved job; compiled once per model, kernels and policy."""
+    workload = job.workload
+    if isinstance(workload, Inference):
+        return _compile_inference(job, workload)
+    return _compile_training(job, workload)
+
+
+def _compile_training(job: Job, workload: Training) -> Compiled:
+    seq = workload.seq or 1
+    optimizer_name = workload.optimizer if workload.optimizer != "adamw" else runtime_of(job).adamw
+    method = workload.method if isinstance(workload, FineTuning) else "full"
+    adapter: Adapter | None = None
+    targets: tuple[str, ...] = ()
+    quantized = None
+    if isinstance(workload, FineTuning) and method != "full":
+        adapter = Adapter(workload.lora_rank, workload.lora_dtype, workload.lora_dropout)
+        targets = tuple(part.strip() for part in workload.lora_targets.split(",") if part.strip())
+        if method == "qlora":
+            quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
+    kernels = KernelPolicy(
+        precision=training_policy(workload.precision or "bf16-mixed", workload.weight_dtype),
+        attention=workload.attention,
+        loss=workload.loss,
+        padded=workload.padding != "none",
+        binding_windows=tuple(window for window in job.model.windows if window <= seq),
+        dropout=workload.dropout,
+        quantized=quantized,
+        train_all=method == "full",
+        adapter=adapter,
+        adapter_targets=targets,
+        device_capability=_capability(job),
+    )
+    workspace = _workspace(job, training=True)
+    optimizer = find_optimizer(optimizer_name)
+    policy = TrainingPolicy(
+        optimizer=optimizer,
+        checkpointed=workload.checkpointing == "full",
+        outputs_kept=workload.outputs == "kept",
+        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
+        workspace=workspace.bytes,
+    )
+    numbers = Numbers(workload.batch, seq, seq)
+    host = _host_states(job.model, kernels, optimizer_name) if optimizer.paged else 0
+    return Compiled(_training_profile(job.model, kernels, policy), kernels, numbers, numbers, workspace, host)
+
+
+def _compile_inference(job: Job, workload: Inference) -> Compiled:
+    dtype = workload.weight_dtype or "bf16"
+    prompt, context = workload.prompt or 1, workload.context or 1
+    quantization = workload.quantization or "none"
+    kernels = KernelPolicy(
+        precision=PrecisionPolicy(dtype, dtype, dtype, False),
+        attention=workload.attention,
+        training=False,
+        train_all=False,
+        binding_windows=tuple(window for window in job.model.windows if window <= prompt),
+        quantized=None if quantization == "none" else QUANTIZED[quantization],
+        device_capability=_capability(job),
+        logits_last=workload.logits == "last" and job.model.kind == "decoder",
+        generating=job.model.kind == "decoder" and job.model.loss == "causal-lm",
+    )
+    workspace = _workspace(job, training=False)
+    policy = ServingPolicy(workload.kv_dtype or dtype, workspace.bytes)
+    sequences = workload.concurrency
+    return Compiled(_serving_profile(job.model, kernels, policy), kernels, Numbers(sequences, prompt, prompt),
+                    Numbers(sequences, 1, context), workspace, 0)  # fmt: skip
+
+
+class _Binding(NamedTuple):
+    """The largest moment of a phase, evaluated."""
+
+    moment: Moment
+    allocated: int
+    counts: tuple[int, ...]
+
+
+def _binding_moments(compiled: Compiled) -> list[_Binding]:
+    """The largest moment of every phase, in order of appearance."""
+    profile = compiled.profile
+    counts = monomials(compiled.numbers, profile.windows)
+    short = counts if compiled.step is compiled.numbers else monomials(compiled.step, profile.windows)
+    best: dict[str, _Binding] = {}
+    for one in profile.moments:
+        used = short if one.short else counts
+        allocated = amount(one.total, used)
+        found = best.get(one.phase)
+        if found is None or allocated > found.allocated:
+            best[one.phase] = _Binding(one, allocated, used)
+    return list(best.values())
+
+
+def estimate(job: Job) -> Estimate:
+    """The memory of a resolved job on each of its devices.
+
+    Raises:
+        UsageError: a custom optimizer that cannot be read, precisions that contradict each other.
+    """
+    compiled = compile_job(job)
+    bindings = _binding_moments(compiled)
+    largest = max(bindings, key=lambda one: one.allocated)
+    device = job.cluster.device if job.cluster else None
+    given = job.overheads
+    at_peak = components(largest.moment.form, largest.counts)
+    dynamic = largest.allocated - sum(at_peak.get(name, 0) for name in STATIC_COMPONENTS)
+    outside = {
+        "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
+        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
+    }
+    counts = monomials(compiled.numbers, compiled.profile.windows)
+    training = bool(compiled.profile.kept)
+    rank = _ComputedRank(
+        rank="0",
+        count=job.cluster.count if job.cluster else 1,
+        components=(),
+        phases=(),
+        peak=_peak(job, compiled, largest, at_peak, outside),
+        kept_bytes=amount(compiled.profile.kept, counts) if training else None,
+        forward_end_bytes=amount(compiled.profile.forward_end, counts) if training else None,
+        backward_end_bytes=amount(compiled.profile.backward_end, counts) if training else None,
+    )
+    object.__setattr__(rank, "details", lambda: _details(job, compiled, bindings, at_peak, outside))
+    return Estimate(ranks=(rank,), host_bytes=compiled.host_bytes, cache=_cache_use(job, compiled))
+
+
+def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, int], outside: dict[str, Overhead]) -> Peak:
+    """The three numbers and their bounds."""
+    workspace = compiled.workspace
+    parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values())]
+    parts += [(value, *bounds(name, value, 0)) for name, value in at_peak.items() if name != "workspace"]
+    reserved = binding.allocated + outside["fragmentation"].bytes
+    total = reserved + outside["context"].bytes
+    low, high, safe = combine(total, parts, round(job.model.relative_uncertainty * binding.allocated))
+    return Peak(phase=binding.moment.phase, allocated_bytes=binding.allocated, reserved_bytes=reserved, device_bytes=total, low_bytes=low,
+                high_bytes=high, safe_bytes=safe, where=binding.moment.where)  # fmt: skip
+
+
+class _ComputedRank(Rank):
+    """A rank whose table is made when it is asked for: solving for a limit needs only the peak."""
+
+    __slots__ = ("_made", "details")
+
+    details: Callable[[], tuple[tuple[Component, ...], tuple[Phase, ...]]]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in ("components", "phases"):
+            return object.__getattribute__(self, name)
+        try:
+            made = object.__getattribute__(self, "_made")
+        except AttributeError:
+            made = object.__getattribute__(self, "details")()
+            object.__setattr__(self, "_made", made)
+        return made[0 if name == "components" else 1]
+
+
+def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
+    """Each phase at its largest; the first step, before lazy optimizer states exist, apart."""
+    phases = [
+        Phase(name=one.moment.phase, allocated_bytes=one.allocated, components=components(one.moment.form, one.counts)) for one in bindings
+    ]
+    lazy = compiled.profile.lazy_states
+    if not lazy:
+        return tuple(phases)
+    first = [
+        Phase(name=one.name, allocated_bytes=one.allocated_bytes - lazy, first_step=True, components={**one.components, "optimizer_states": 0})
+        for one in phases if one.name in ("forward", "loss", "backward")
+    ]  # fmt: skip
+    return (*phases, *first)
+
+
+def _details(job: Job, compiled: Compiled, bindings: list[_Binding], at_peak: dict[str, int],
+             outside: dict[str, Overhead]) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:  # fmt: skip
+    """The table of components, largest first, and the phases."""
+    phases = _phases(compiled, bindings)
+    known = {"workspace": compiled.workspace, **outside}
+    largest = {name: one.bytes for name, one in outside.items()}
+    for phase in phases:
+        for name, value in phase.components.items():
+            if value > largest.get(name, 0):
+                largest[name] = value
+    uncertainty = job.model.relative_uncertainty
+    table = []
+    for name, value in sorted(largest.items(), key=lambda pair: -pair[1]):
+        overhead = known.get(name)
+        if overhead is not None:
+            low, high, basis = overhead.low, overhead.high, "assumed" if overhead.low != overhead.high else "exact"
+        else:
+            low, high = bounds(name, value, uncertainty)
+            basis = "assumed" if uncertainty else WIDTHS[name].basis
+        now = outside[name].bytes if name in outside else at_peak.get(name, 0)
+        table.append(Component(name=name, bytes=value, at_peak_bytes=now, low_bytes=low, high_bytes=high, basis=basis,
+                               formula=formula(name, job, compiled), source=overhead.source if overhead else ""))  # fmt: skip
+    return tuple(table), phases
+
+
+def _fixed(value: int) -> Overhead:
+    return Overhead(value, value, value, "given by hand")
+
+
+def _cache_use(job: Job, compiled: Compiled) -> CacheUse | None:
+    workload = job.workload
+    profile = compiled.profile
+    if not isinstance(workload, Inference) or not profile.cache:
+        return None
+    context = workload.context or 1
+    one = Numbers(1, 1, context)
+    bytes_now = amount(profile.cache, monomials(one, profile.windows))
+    longest = max((context, *profile.windows)) + 1
+    before = amount(profile.cache, monomials(Numbers(1, 1, longest - 1), profile.windows))
+    after = amount(profile.cache, monomials(Numbers(1, 1, longest), profile.windows))
+    return CacheUse(bytes_per_token=after - before, bytes_per_sequence=bytes_now)

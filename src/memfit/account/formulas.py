@@ -1,0 +1,87 @@
+"""Each component's formula with the job's numbers in it: `8,030,261,248 x 2 B`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memfit.job import FineTuning, Inference, Job, Training
+from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
+
+if TYPE_CHECKING:
+    from memfit.account.engine import Compiled
+
+
+def _weights(job: Job, compiled: Compiled) -> str:
+    kernels = compiled.kernels
+    element = DTYPE_BYTES[kernels.precision.weight]
+    text = f"{job.model.num_parameters:,} x {element} B"
+    if kernels.quantized is not None:
+        text = f"linear layers in {kernels.quantized.name}, the rest of {job.model.num_parameters:,} x {element} B"
+    return text + (" + adapters" if kernels.adapter else "")
+
+
+def _gradients(job: Job, compiled: Compiled) -> str:
+    kernels = compiled.kernels
+    if kernels.adapter is not None:
+        return f"adapters of rank {kernels.adapter.rank} x {DTYPE_BYTES[kernels.adapter.dtype]} B"
+    return f"{job.model.num_parameters:,} x {DTYPE_BYTES[kernels.precision.weight]} B"
+
+
+def _optimizer(job: Job, compiled: Compiled) -> str:
+    workload = job.workload
+    assert isinstance(workload, Training)
+    what = "adapters" if compiled.kernels.adapter else f"{job.model.num_parameters:,}"
+    states = {"sgd": "0", "sgd-momentum": "1", "adamw-8bit": "2 x (1 + 4/256) B", "paged-adamw-8bit": "2 x (1 + 4/256) B"}.get(workload.optimizer)
+    element = DTYPE_BYTES[compiled.kernels.adapter.dtype if compiled.kernels.adapter else compiled.kernels.precision.weight]
+    return f"{what} x {states or f'2 x {element} B'} ({workload.optimizer})"
+
+
+def _activations(job: Job, compiled: Compiled) -> str:
+    b, s, _ = compiled.numbers
+    workload = job.workload
+    how = "only each layer's input kept" if isinstance(workload, Training) and workload.checkpointing == "full" else "saved by the operations"
+    return f"{b:,} x {s:,} tokens x {job.model.num_layers} layers, {how}"
+
+
+def _logits(job: Job, compiled: Compiled) -> str:
+    b, s, _ = compiled.numbers
+    if isinstance(job.workload, Inference) and compiled.kernels.logits_last:
+        return f"{b:,} positions x {job.model.vocab_size:,} entries"
+    return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, their fp32 copies and gradients"
+
+
+def _cache(job: Job, compiled: Compiled) -> str:
+    workload = job.workload
+    assert isinstance(workload, Inference)
+    model = job.model
+    per_element = KV_BYTES_X2[workload.kv_dtype or "bf16"] / 2
+    layers = " + ".join(
+        f"{count} layers x {cache.elements_per_token:,}" + (f" (last {cache.window:,} tokens)" if cache.window else "") for cache, count in model.caches
+    )
+    return f"{workload.concurrency:,} x {workload.context or 0:,} tokens x {layers} x {per_element:g} B"
+
+
+def _temporary(job: Job, compiled: Compiled) -> str:
+    return "working tensors of the operation that runs at the peak"
+
+
+_FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
+    "weights": _weights,
+    "gradients": _gradients,
+    "optimizer_states": _optimizer,
+    "activations": _activations,
+    "logits": _logits,
+    "kv_cache": _cache,
+    "inputs": lambda job, compiled: f"{compiled.numbers.sequences:,} x {compiled.numbers.tokens:,} ids"
+    + (" and labels" if isinstance(job.workload, Training | FineTuning) else "") + " x 8 B",
+    "temporary": _temporary,
+    "workspace": lambda job, compiled: "cuBLAS, one per thread",
+    "context": lambda job, compiled: "driver context with loaded kernels",
+    "fragmentation": lambda job, compiled: "6 % of what comes and goes" if job.overheads.fragmentation is None else "given by hand",
+}  # fmt: skip
+
+
+def formula(name: str, job: Job, compiled: Compiled) -> str:
+    """The formula of one component in words and numbers."""
+    return _FORMULAS[name](job, compiled)

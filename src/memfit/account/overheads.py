@@ -1,0 +1,62 @@
+"""What a process takes on a device beside its tensors: library workspaces, the driver's context, what the allocator holds unused.
+
+Each has a source, an interval and a flag that sets it by hand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.devices import Device
+from memfit.units import KiB, MiB
+
+
+class Overhead(NamedTuple):
+    """Bytes with their bounds at 90 %, and where they come from."""
+
+    bytes: int
+    low: int
+    high: int
+    source: str
+
+
+CUBLAS_BEFORE_HOPPER = 8 * MiB + 128 * KiB
+CUBLAS_FROM_HOPPER = 32 * MiB
+HOPPER = (9, 0)
+_CUBLAS = "cuBLAS keeps one workspace per thread in torch's allocator: 8.125 MiB before compute capability 9.0, 32 MiB from it on"
+
+
+def workspace(device: Device | None, *, training: bool) -> Overhead:
+    """cuBLAS workspaces: one for the forward thread, one for autograd's thread. None where there is no CUDA."""
+    if device is not None and device.vendor != "nvidia":
+        return Overhead(0, 0, CUBLAS_FROM_HOPPER, f"no cuBLAS on {device.vendor}; other libraries' workspaces are not known")
+    threads = 2 if training else 1
+    if device is None or device.compute_capability is None:
+        return Overhead(threads * CUBLAS_FROM_HOPPER, threads * CUBLAS_BEFORE_HOPPER, threads * CUBLAS_FROM_HOPPER, _CUBLAS)
+    size = CUBLAS_FROM_HOPPER if device.compute_capability >= HOPPER else CUBLAS_BEFORE_HOPPER
+    return Overhead(threads * size, threads * size, threads * size, _CUBLAS)
+
+
+def context(device: Device | None) -> Overhead:
+    """The driver's context with lazily loaded kernels."""
+    if device is not None and device.kind in ("tpu", "unified"):
+        return Overhead(0, 0, 256 * MiB, f"the usable memory of a {device.kind} is stated without the runtime's own share")
+    if device is not None and device.vendor != "nvidia":
+        return Overhead(600 * MiB, 300 * MiB, 1200 * MiB, "assumed: no public reading of this driver's context")
+    if device is not None and device.compute_capability is not None and device.compute_capability >= HOPPER:
+        return Overhead(600 * MiB, 450 * MiB, 1000 * MiB, "CUDA context with lazy loading: 0.5 to 0.9 GiB reported on H100 and B200")
+    return Overhead(460 * MiB, 300 * MiB, 700 * MiB, "CUDA context with lazy loading: 300 to 500 MiB (pytorch#107667), 451 to 456 MiB (llama.cpp#15860)")
+
+
+FRAGMENTATION_SHARE = (0, 6, 20)
+"""Percent of what comes and goes (all but weights, states and cache) that the allocator reserves beyond it: low, expected, high."""
+FRAGMENTATION_SOURCE = (
+    "assumed: blocks are rounded to 2 MiB and split remainders stay; 3 to 8 % is usual, below 2 % with expandable_segments, "
+    "and public pairs of active and reserved memory reach 20 %"
+)
+
+
+def fragmentation(dynamic_bytes: int) -> Overhead:
+    """reserved - allocated at the peak, as a share of the memory that is taken and given back within a step."""
+    low, expected, high = (dynamic_bytes * share // 100 for share in FRAGMENTATION_SHARE)
+    return Overhead(expected, low, high, FRAGMENTATION_SOURCE)

@@ -1,0 +1,180 @@
+"""Fills in what a job does not say, and lists every decision as an assumption with the flag that changes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from memfit.account import overheads
+from memfit.errors import UsageError
+from memfit.job import Assumption, FineTuning, Inference, Job, Training, Workload
+from memfit.options import options_of
+from memfit.precision import training_policy
+from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runtime
+from memfit.units import format_gib
+
+TYPICAL_SEQUENCE = 4096
+TYPICAL_CONTEXT = 8192
+_DEFAULTS_WORTH_SAYING = {
+    "batch": "one sequence at a time",
+    "concurrency": "one sequence at a time",
+    "checkpointing": "nothing is recomputed",
+    "loss": "the model's own loss, logits upcast to fp32",
+    "optimizer": "torch.optim.AdamW",
+    "padding": "no attention mask; any padding switches the attention kernel and costs memory",
+    "logits": "what generation needs",
+    "lora_rank": "PEFT examples' rank",
+    "lora_targets": "every linear layer but the head, as QLoRA does",
+}
+
+
+class Resolved(NamedTuple):
+    """A job with every `None` filled in, what was assumed for it, and warnings as (code, text)."""
+
+    job: Job
+    assumptions: tuple[Assumption, ...]
+    warnings: tuple[tuple[str, str], ...]
+
+
+class _Choices:
+    """Collects assumptions and warnings."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.options = options_of(type(workload))
+        self.changes: dict[str, Any] = {}
+        self.assumptions: list[Assumption] = []
+        self.warnings: list[tuple[str, str]] = []
+
+    def assume(self, field: str, value: Any, why: str) -> None:
+        self.changes[field] = value
+        self.assumptions.append(Assumption(name=field, value=value, why=why, flag=self.options[field].flag))
+
+
+def runtime_of(job: Job) -> Runtime:
+    """The runtime that the job names, or the default."""
+    return RUNTIMES[job.overheads.runtime] if job.overheads.runtime else DEFAULT_RUNTIME
+
+
+def resolve(job: Job) -> Resolved:
+    """The job with every open field decided.
+
+    Raises:
+        UsageError: fields that contradict each other or the model.
+    """
+    workload = job.workload
+    choices = _Choices(workload)
+    choices.assumptions += job.model.assumptions
+    if isinstance(workload, Inference):
+        _resolve_inference(job, workload, choices)
+    else:
+        _resolve_training(job, workload, choices)
+    _resolve_attention(job, workload, choices)
+    for field, why in _DEFAULTS_WORTH_SAYING.items():
+        if field in choices.options and field not in choices.changes and getattr(workload, field) == choices.options[field].default:
+            choices.assumptions.append(Assumption(name=field, value=getattr(workload, field), why=why, flag=choices.options[field].flag))
+    resolved = replace(workload, **choices.changes)
+    if isinstance(resolved, Training):
+        training_policy(str(resolved.precision), resolved.weight_dtype)
+    filled = replace(job, workload=resolved)
+    _assume_overheads(filled, choices)
+    _warn_of_devices(job, choices)
+    return Resolved(filled, tuple(choices.assumptions), tuple(choices.warnings))
+
+
+def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
+    model, runtime = job.model, runtime_of(job)
+    if workload.seq is None:
+        longest = model.max_positions or TYPICAL_SEQUENCE
+        choices.assume("seq", min(longest, TYPICAL_SEQUENCE), f"the model's maximum is {longest:,}; the longest batch of the run binds")
+    if workload.outputs is None:
+        choices.assume("outputs", runtime.outputs, f"what a {runtime.name} loop does")
+    precision = workload.precision
+    if precision is None:
+        half = "fp16" if _lacks_bf16(job) else "bf16"
+        adapters = isinstance(workload, FineTuning) and workload.method != "full"
+        precision = f"{half}-true" if adapters else f"{half}-mixed"
+        why = "frozen weights in 16 bit, as PEFT loads them" if adapters else "autocast over fp32 weights, the usual mixed precision"
+        choices.assume("precision", precision, why + (" (this device has no bf16)" if half == "fp16" else ""))
+    policy = training_policy(precision, workload.weight_dtype)
+    if workload.weight_dtype is None:
+        if policy.autocast:
+            choices.assume("weight_dtype", policy.weight, "autocast over fp32 weights keeps the optimizer exact")
+        else:
+            choices.changes["weight_dtype"] = policy.weight
+    if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
+        raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
+    if model.loss is None and model.family != "counts":
+        choices.warnings.append(("no-loss", f"{model.architecture} has no head, so no loss is counted; name the trained class with --head"))
+    if "quantization" in model.facts:
+        choices.warnings.append(("quantized-checkpoint", f"the checkpoint is {model.facts['quantization']}; training is counted on weights in {policy.weight}"))
+
+
+def _lacks_bf16(job: Job) -> bool:
+    native = job.cluster.device.native_dtypes if job.cluster else ()
+    return bool(native) and "bf16" not in native
+
+
+def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None:
+    model = job.model
+    longest = model.max_positions or TYPICAL_CONTEXT
+    context = workload.context
+    if context is None:
+        context = min(longest, TYPICAL_CONTEXT) if workload.prompt is None else max(min(longest, TYPICAL_CONTEXT), workload.prompt)
+        choices.assume("context", context, f"the model's maximum is {longest:,}")
+    if workload.prompt is None:
+        choices.assume("prompt", context, "the worst case: prompts as long as the context, processed at once")
+    elif workload.prompt > context:
+        raise UsageError(f"--prompt {workload.prompt} is longer than --context {context}, which counts prompt and generated tokens together")
+    dtype = workload.weight_dtype
+    if dtype is None:
+        dtype = model.dtype if model.dtype in ("bf16", "fp16", "fp32") else "bf16"
+        why = "the checkpoint's format" if model.dtype else "the usual format of checkpoints"
+        if dtype == "bf16" and _lacks_bf16(job):
+            dtype, why = "fp16", "this device has no bf16"
+        choices.assume("weight_dtype", dtype, why)
+    if workload.kv_dtype is None:
+        choices.assume("kv_dtype", dtype, "the cache follows the weights' format")
+    if workload.quantization is None:
+        stated = model.facts.get("quantization")
+        choices.assume("quantization", stated or "none", "the checkpoint's quantization_config" if stated else "no quantization_config in the config")
+
+
+def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
+    model = job.model
+    if workload.attention not in model.attention_kernels:
+        why = f"{model.family} does not support {workload.attention} (soft-capped scores); it falls back to eager"
+        choices.assume("attention", "eager", why)
+    elif workload.attention == "sdpa":
+        choices.assumptions.append(Assumption(name="attention", value="sdpa", why="the default; torch picks the kernel by mask, format and device",
+                                              flag="--attention"))  # fmt: skip
+    capability = job.cluster.device.compute_capability if job.cluster else None
+    if workload.attention == "flash" and capability is not None and capability < (8, 0):
+        choices.warnings.append(("flash-unsupported", f"FlashAttention 2 needs compute capability 8.0; this device has {capability[0]}.{capability[1]}: use --attention sdpa"))
+
+
+def _assume_overheads(job: Job, choices: _Choices) -> None:
+    given = job.overheads
+    device = job.cluster.device if job.cluster else None
+    if given.runtime is None:
+        choices.assumptions.append(Assumption(name="runtime", value=DEFAULT_RUNTIME.name, why=DEFAULT_RUNTIME.description, flag="--runtime"))
+    if given.workspace is None:
+        found = overheads.workspace(device, training=isinstance(job.workload, Training))
+        choices.assumptions.append(Assumption(name="workspace", value=format_gib(found.bytes), why=found.source, flag="--workspace"))
+    if given.cuda_context is None:
+        found = overheads.context(device)
+        choices.assumptions.append(Assumption(name="context memory", value=format_gib(found.bytes), why=found.source, flag="--cuda-context"))
+    if given.fragmentation is None:
+        share = overheads.FRAGMENTATION_SHARE[1]
+        choices.assumptions.append(
+            Assumption(name="fragmentation", value=f"{share} % of what comes and goes", why=overheads.FRAGMENTATION_SOURCE, flag="--fragmentation")
+        )
+
+
+def _warn_of_devices(job: Job, choices: _Choices) -> None:
+    cluster = job.cluster
+    if cluster is None:
+        return
+    if cluster.count > 1:
+        choices.warnings.append(("replicated", f"each of the {cluster.count} devices is counted with a whole replica; sharding over them is not counted"))
+    if cluster.device.kind in ("tpu", "unified", "npu"):
+        choices.warnings.append(("other-runtime", f"kernels are counted as PyTorch on CUDA runs them; on {cluster.device.vendor} they differ"))

@@ -1,0 +1,88 @@
+"""The timeline of inference as moments: load, prefill, decode. Nothing is kept for backward; the cache grows with the context.
+
+Prefill runs the prompts of all sequences at once, decode one token of each with the whole context in the cache.
+Source for the cache: transformers 5 cache_utils.py, DynamicCache grows by concatenation, keys and values of one layer at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, Form, add, per_axis
+from memfit.account.liveness import measure_forward
+from memfit.account.profile import Profile, pruned
+from memfit.account.states import tensors_of, weight_bytes
+from memfit.account.training import ID_BYTES, shared_forms
+from memfit.kernels import KernelPolicy, lower
+from memfit.model import AXES, KEY_TOKEN, ONCE, TOKEN, CacheSpec, Model
+from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
+
+
+class ServingPolicy(NamedTuple):
+    """What decides inference beside the kernels."""
+
+    kv_dtype: str
+    workspace: int
+
+
+def cache_axis(cache: CacheSpec, windows: tuple[int, ...]) -> int:
+    """The axis that counts its cached tokens: all of the context, or min(context, window)."""
+    return KEY_TOKEN if cache.window is None else len(AXES) + windows.index(cache.window)
+
+
+def cache_form(model: Model, kv_dtype: str) -> Form:
+    """Bytes of the cache: for each layer (K + V elements) x bytes x cached tokens."""
+    total: Form = {}
+    for cache, layers in model.caches:
+        slot = KV_CACHE + cache_axis(cache, model.windows)
+        total[slot] = total.get(slot, 0) + layers * cache_bytes(cache, kv_dtype)
+    return total
+
+
+def cache_bytes(cache: CacheSpec, kv_dtype: str) -> int:
+    """Bytes of one layer's cache for one token, halves rounded up."""
+    return -(-cache.elements_per_token * KV_BYTES_X2[kv_dtype] // 2)
+
+
+def _growth(model: Model, kv_dtype: str) -> list[Form]:
+    """While one layer's keys are concatenated, the old and the new ones are alive: half of that layer's cache."""
+    largest: dict[int, int] = {}
+    for cache, _ in model.caches:
+        slot = TEMPORARY + cache_axis(cache, model.windows)
+        largest[slot] = max(largest.get(slot, 0), cache_bytes(cache, kv_dtype) // 2)
+    return [{slot: num_bytes} for slot, num_bytes in largest.items()]
+
+
+def _states(model: Model, kernels: KernelPolicy, statics: Form, shared: Form, phase: str, *, short: bool) -> list[tuple[str, str, Form, bool]]:
+    """The largest states of every kind of block; a layer's are the same wherever it stands, the cache is counted whole."""
+    found = []
+    dtype = kernels.precision.weight
+    for segment in model.segments:
+        base = add(statics, shared) if segment.role == "layers" else statics
+        for block in segment.blocks:
+            memory = measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype))
+            dtype = memory.output_dtype
+            found += [(phase, block.name, add(base, state), short) for state in memory.forward]
+    return found
+
+
+def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
+    """The profile of prefill and decode."""
+    weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors_of(model), kernels) + model.buffer_bytes}
+    cache = cache_form(model, policy.kv_dtype)
+    statics = {**weights, **cache, INPUTS + TOKEN: ID_BYTES, WORKSPACE + ONCE: policy.workspace}
+    tables, mask = shared_forms(model, kernels)
+    load = add(weights, {TEMPORARY + ONCE: _load_scratch(model, kernels)})
+    moments = [("load", "weights", load, False), *_states(model, kernels, statics, add(tables, mask), "prefill", short=False)]
+    if model.kind == "decoder" and cache:
+        moments += _states(model, kernels._replace(decoding=True), statics, tables, "decode", short=True)
+        moments += [("decode", "cache concatenation", add(statics, growth), True) for growth in _growth(model, policy.kv_dtype)]
+    return Profile(moments=pruned(moments), windows=model.windows, cache=per_axis(cache))
+
+
+def _load_scratch(model: Model, kernels: KernelPolicy) -> int:
+    """Quantising at load: the unquantised matrix is on the device while its quantised copy is made (bitsandbytes Params4bit.to)."""
+    if kernels.quantized is None or not kernels.quantized.dequantized:
+        return 0
+    element = DTYPE_BYTES[kernels.precision.weight]
+    return max((one.parameter.count * element for one in tensors_of(model) if one.parameter.role == "linear"), default=0)
