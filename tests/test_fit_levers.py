@@ -270,6 +270,30 @@ def test_a_pair_is_preferred_to_the_longer_set_with_the_same_dearest_lever() -> 
     assert ladder.recommendations[0].peak_bytes == 16_360_000
 
 
+def test_a_combination_goes_before_a_single_lever_that_changes_the_task() -> None:
+    # 9 MB: LoRA alone is 8,304,000 and QLoRA 6,804,000, but with paged states (8 MB of weights and gradients) everything can be
+    # trained. Stripped from the dear end: fused logits and micro-batch 1 leave 9,024,000, so checkpointing stays; micro-batch
+    # goes (8,409,600); fused logits stay (10,457,600 without). Micro-batch and paged states alone: 9,536,000.
+    job = training_job(9_000_000)
+    ladder = climb(job, toy, toy(job))
+    assert ladder.best is not None
+    assert [lever.name for lever in ladder.best.levers] == ["fused-loss", "checkpointing", "paged-adamw-8bit"]
+    assert [(one.fits, one.peak_bytes) for one in ladder.recommendations][:3] == [
+        ("yes", 8_409_600),
+        ("yes", 8_304_000),
+        ("yes", 6_804_000),
+    ]
+
+
+def test_a_combination_takes_the_cheapest_of_each_group_that_is_enough() -> None:
+    # 7.6 MB. Stripping finds micro-batch 1 + paged + bf16-true (5,536,000); plain 8-bit states are enough: 7,536,000.
+    job = training_job(7_600_000)
+    ladder = climb(job, toy, toy(job))
+    assert ladder.best is not None
+    assert [lever.name for lever in ladder.best.levers] == ["micro-batch", "adamw-8bit", "bf16-true"]
+    assert ladder.best.estimate.peak.device_bytes == 7_536_000
+
+
 def test_when_nothing_fits_it_says_so() -> None:
     job = training_job(500_000)
     ladder = climb(job, toy, toy(job))

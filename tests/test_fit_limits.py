@@ -140,6 +140,7 @@ def test_when_not_even_one_fits() -> None:
 
 def test_the_fixed_part_is_that_of_the_phase_that_binds_now() -> None:
     # At batch 1 the optimizer step binds (20 MB against 17.5 MB); at batch 4 backward does, whose fixed part is 16 MB.
+    # (At batch 4 the line of backward goes through 16 MB at zero.)
     assert toy(training_job(batch=1)).peak.phase == "optimizer-step"
     limit = solve_limit(training_job(), "batch", toy, toy(training_job()))
     assert limit.fixed_bytes + 4 * limit.bytes_per_unit == toy(training_job()).peak.device_bytes == 22_144_000
@@ -150,7 +151,22 @@ def test_the_fixed_part_of_a_square_is_not_the_tangents() -> None:
     square = peak_only(lambda one: 1_000_000 + 10 * number(one, "seq") ** 2)
     limit = solve_limit(job, "seq", square, square(job))
     assert limit.bytes_per_unit == 10 * (1001**2 - 1000**2) == 20_010
-    assert limit.fixed_bytes == 1_000_000 - 20  # 2 f(1) - f(2): a tangent at 1000 would say -9,000,000
+    assert limit.fixed_bytes == 1_000_000  # a tangent at 1000 would say -9,010,000
+
+
+def test_the_fixed_part_where_a_line_becomes_a_steeper_one() -> None:
+    job = training_job(seq=1000, batch=1)
+    bend = peak_only(lambda one: max(5_000_000 + 100 * number(one, "seq"), 1_000_000 + 3_900 * number(one, "seq")))
+    # At 1,000 the first line binds (5,100,000 against 4,900,000), from 1,053 on the second.
+    limit = solve_limit(job, "seq", bend, bend(job))
+    assert (limit.fixed_bytes, limit.bytes_per_unit) == (5_000_000, 100)
+
+
+def test_the_fixed_part_is_not_shaken_by_rounding() -> None:
+    job = training_job(seq=4096, batch=1)
+    rounded = peak_only(lambda one: 1_000_000 + number(one, "seq") * 333 + number(one, "seq") * 7 // 100)
+    limit = solve_limit(job, "seq", rounded, rounded(job))
+    assert abs(limit.fixed_bytes - 1_000_000) <= 4096
 
 
 def test_without_a_device_there_is_no_largest_value() -> None:

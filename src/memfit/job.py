@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memfit.devices import Cluster
     from memfit.model import Model
 
+# fmt: off: one declaration of a field reads better in few lines
 PRECISIONS = ("bf16-true", "bf16-mixed", "fp16-true", "fp16-mixed", "32-true")
 DTYPES = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum")
@@ -32,14 +33,16 @@ class Training:
         group="workload", aliases=("seq-len", "seq-length", "max-seq-length", "sequence-length", "max-length"))
     padding: str = option("none", "Whether batches carry an attention mask: any padding switches the attention kernel",
         kind="choice", choices=("none", "right"), group="workload")
-    grad_accum: int = option(1, "Micro-batches per optimizer step", kind="tokens", minimum=1, maximum=1 << 20, unit="micro-batches",
+    grad_accum: int = option(1, "Micro-batches per optimizer step", kind="tokens", minimum=1, maximum=1 << 20,
+        unit="micro-batches",
         group="workload", aliases=("gradient-accumulation-steps", "grad-accumulation"))
     precision: str | None = option(None, "Compute precision: true = weights in it, mixed = autocast over --weight-dtype",
         kind="choice", choices=PRECISIONS, group="precision",
         choice_aliases={"bf16": "bf16-true", "fp16": "fp16-true", "fp32": "32-true", "32": "32-true", "float32": "32-true",
                         "bfloat16": "bf16-true", "float16": "fp16-true", "amp": "bf16-mixed", "16-mixed": "fp16-mixed",
                         "no": "32-true"})
-    weight_dtype: str | None = option(None, "Storage format of the weights under a mixed precision", kind="choice", choices=DTYPES,
+    weight_dtype: str | None = option(None, "Storage format of the weights under a mixed precision", kind="choice",
+        choices=DTYPES,
         group="precision", aliases=("param-dtype", "torch-dtype"),
         choice_aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"})
     optimizer: str = option("adamw", "Optimizer; custom:states=2,bytes=4 for any other", kind="choice", choices=OPTIMIZERS,
@@ -53,7 +56,8 @@ class Training:
     checkpointing: str = option("none", "Activation checkpointing of the layers", kind="choice", choices=("none", "full"),
         group="activations", aliases=("gradient-checkpointing", "activation-checkpointing", "recompute"),
         choice_aliases={"true": "full", "false": "none", "off": "none", "on": "full"})
-    loss: str = option("eager", "Loss: eager (logits upcast to fp32) or fused with the head (Liger, cut cross-entropy)", kind="choice",
+    loss: str = option("eager", "Loss: eager (logits upcast to fp32) or fused with the head (Liger, cut cross-entropy)",
+        kind="choice",
         choices=("eager", "fused"), group="activations", choice_aliases={"liger": "fused", "chunked-fused": "fused"})
     outputs: str | None = option(None, "Whether the loop still holds the model's outputs (logits) during backward", kind="choice",
         choices=("kept", "dropped"), group="activations")
@@ -78,7 +82,8 @@ class FineTuning(Training):
     lora_dtype: str = option("fp32", "Format of the adapters (PEFT keeps them in fp32 over 16-bit weights)", kind="choice",
         choices=DTYPES, group="adapters")
     lora_dropout: float = option(0.0, "Dropout on the adapters' input", kind="fraction", minimum=0, group="adapters")
-    double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag", group="adapters",
+    double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag",
+        group="adapters",
         aliases=("bnb-4bit-use-double-quant",))
 
 
@@ -90,7 +95,8 @@ class Inference:
 
     context: int | None = option(None, "Prompt and generated tokens of one sequence together", kind="tokens", minimum=1,
         maximum=1 << 27, unit="tokens", group="workload", aliases=("max-model-len", "ctx-size", "context-length", "seq"))
-    prompt: int | None = option(None, "Tokens of the prompt that prefill processes at once", kind="tokens", minimum=1, maximum=1 << 27,
+    prompt: int | None = option(None, "Tokens of the prompt that prefill processes at once", kind="tokens", minimum=1,
+        maximum=1 << 27,
         unit="tokens", group="workload", aliases=("prompt-length", "prefill"))
     concurrency: int = option(1, "Sequences served at the same time", kind="tokens", minimum=1, maximum=1 << 24, unit="sequences",
         group="workload", aliases=("max-num-seqs", "batch", "parallel"))
@@ -100,10 +106,12 @@ class Inference:
                         "fp16-true": "fp16", "32-true": "fp32", "32": "fp32", "16": "bf16"})
     quantization: str | None = option(None, "Format of the linear layers' weights; the rest keeps --weight-dtype", kind="choice",
         choices=("none", "int8", "fp8", "int4", "nf4", "nf4-dq"), group="precision", aliases=("weights", "quant"),
-        choice_aliases={"8": "int8", "8bit": "int8", "8-bit": "int8", "bnb-8bit": "int8", "4": "int4", "4bit": "int4", "4-bit": "int4",
+        choice_aliases={"8": "int8", "8bit": "int8", "8-bit": "int8", "bnb-8bit": "int8", "4": "int4", "4bit": "int4",
+        "4-bit": "int4",
                         "awq": "int4", "gptq": "int4", "bnb-4bit": "nf4", "bitsandbytes": "nf4", "16": "none", "16bit": "none",
                         "bf16": "none", "fp16": "none"})
-    kv_dtype: str | None = option(None, "Format of the KV cache", kind="choice", choices=("fp32", "bf16", "fp16", "fp8", "int8", "int4"),
+    kv_dtype: str | None = option(None, "Format of the KV cache", kind="choice", choices=("fp32", "bf16", "fp16", "fp8",
+        "int8", "int4"),
         group="cache", aliases=("kv-cache-dtype", "cache-type-k"),
         choice_aliases={"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "8": "int8", "4": "int4", "16": "bf16",
                         "bfloat16": "bf16", "float16": "fp16"})
@@ -140,9 +148,11 @@ class Overheads:
         "pytorch": "torch"})
     cuda_context: int | None = option(None, "Memory that the driver's context takes on each device", kind="size", minimum=0,
         group="overhead", unit="bytes", aliases=("context-memory",))
-    workspace: int | None = option(None, "Library workspaces (cuBLAS) inside the allocator", kind="size", minimum=0, group="overhead",
+    workspace: int | None = option(None, "Library workspaces (cuBLAS) inside the allocator", kind="size", minimum=0,
+        group="overhead",
         unit="bytes")
-    fragmentation: int | None = option(None, "Memory that the allocator reserves beyond what tensors use at the peak", kind="size",
+    fragmentation: int | None = option(None, "Memory that the allocator reserves beyond what tensors use at the peak",
+        kind="size",
         minimum=0, group="overhead", unit="bytes")
 
 
@@ -160,15 +170,18 @@ class Dimensions:
         aliases=("num-attention-heads", "n-head"))
     kv_heads: int | None = option(None, "Key-value heads", kind="tokens", minimum=1, maximum=1 << 20, group="model",
         aliases=("num-key-value-heads",))
-    kv_ratio: float | None = option(None, "Key-value heads as a share of the attention heads", kind="number", minimum=0, maximum=1,
+    kv_ratio: float | None = option(None, "Key-value heads as a share of the attention heads", kind="number", minimum=0,
+        maximum=1,
         group="model")
     ffn: int | None = option(None, "Width of the feed-forward layer", kind="tokens", minimum=1, maximum=1 << 26, group="model",
         aliases=("intermediate-size", "ffn-dim"))
-    vocab: int | None = option(None, "Vocabulary size", kind="tokens", minimum=1, maximum=1 << 28, group="model", aliases=("vocab-size",))
+    vocab: int | None = option(None, "Vocabulary size", kind="tokens", minimum=1, maximum=1 << 28, group="model",
+        aliases=("vocab-size",))
     kind: str | None = option(None, "Causal decoder or bidirectional encoder", kind="choice", choices=("decoder", "encoder"),
         group="model")
     gated: bool | None = option(None, "Gated feed-forward (three matrices) instead of two", kind="flag", group="model")
-    activation_elements: int | None = option(None, "Elements kept for backward per sequence, when only counts are known", kind="count",
+    activation_elements: int | None = option(None, "Elements kept for backward per sequence, when only counts are known",
+        kind="count",
         minimum=1, group="model", unit="elements")
     head: str | None = option(None, "Class of the model with its head, in place of the config's architectures", kind="text",
         group="model")

@@ -80,6 +80,6 @@ def training_policy(precision: str, weight_dtype: str | None) -> PrecisionPolicy
         return PrecisionPolicy(precision, weight_dtype or "fp32", compute, True)
     if weight_dtype not in (None, compute):
         raise UsageError(
-            f"--weight-dtype {weight_dtype} contradicts --precision {precision}: use a mixed precision, or leave the weight format out"
+            f"--weight-dtype {weight_dtype} contradicts --precision {precision}: use a mixed precision, or leave it out"
         )
     return PrecisionPolicy(precision, compute, compute, False)

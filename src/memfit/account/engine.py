@@ -129,8 +129,14 @@ def _compile_inference(job: Job, workload: Inference) -> Compiled:
     workspace = _workspace(job, training=False)
     policy = ServingPolicy(workload.kv_dtype or dtype, workspace.bytes)
     sequences = workload.concurrency
-    return Compiled(_serving_profile(job.model, kernels, policy), kernels, Numbers(sequences, prompt, prompt),
-                    Numbers(sequences, 1, context), workspace, 0)  # fmt: skip
+    return Compiled(
+        _serving_profile(job.model, kernels, policy),
+        kernels,
+        Numbers(sequences, prompt, prompt),
+        Numbers(sequences, 1, context),
+        workspace,
+        0,
+    )
 
 
 class _Binding(NamedTuple):
@@ -197,8 +203,16 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
     reserved = binding.allocated + outside["fragmentation"].bytes
     total = reserved + outside["context"].bytes
     low, high, safe = combine(total, parts, round(job.model.relative_uncertainty * binding.allocated))
-    return Peak(phase=binding.moment.phase, allocated_bytes=binding.allocated, reserved_bytes=reserved, device_bytes=total, low_bytes=low,
-                high_bytes=high, safe_bytes=safe, where=binding.moment.where)  # fmt: skip
+    return Peak(
+        phase=binding.moment.phase,
+        allocated_bytes=binding.allocated,
+        reserved_bytes=reserved,
+        device_bytes=total,
+        low_bytes=low,
+        high_bytes=high,
+        safe_bytes=safe,
+        where=binding.moment.where,
+    )
 
 
 class _ComputedRank(Rank):
@@ -222,20 +236,28 @@ class _ComputedRank(Rank):
 def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
     """Each phase at its largest; the first step, before lazy optimizer states exist, apart."""
     phases = [
-        Phase(name=one.moment.phase, allocated_bytes=one.allocated, components=components(one.moment.form, one.counts)) for one in bindings
+        Phase(name=one.moment.phase, allocated_bytes=one.allocated, components=components(one.moment.form, one.counts))
+        for one in bindings
     ]
     lazy = compiled.profile.lazy_states
     if not lazy:
         return tuple(phases)
     first = [
-        Phase(name=one.name, allocated_bytes=one.allocated_bytes - lazy, first_step=True, components={**one.components, "optimizer_states": 0})
-        for one in phases if one.name in ("forward", "loss", "backward")
-    ]  # fmt: skip
+        Phase(
+            name=one.name,
+            allocated_bytes=one.allocated_bytes - lazy,
+            first_step=True,
+            components={**one.components, "optimizer_states": 0},
+        )
+        for one in phases
+        if one.name in ("forward", "loss", "backward")
+    ]
     return (*phases, *first)
 
 
-def _details(job: Job, compiled: Compiled, bindings: list[_Binding], at_peak: dict[str, int],
-             outside: dict[str, Overhead]) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:  # fmt: skip
+def _details(
+    job: Job, compiled: Compiled, bindings: list[_Binding], at_peak: dict[str, int], outside: dict[str, Overhead]
+) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:
     """The table of components, largest first, and the phases."""
     phases = _phases(compiled, bindings)
     known = {"workspace": compiled.workspace, **outside}
@@ -254,8 +276,18 @@ def _details(job: Job, compiled: Compiled, bindings: list[_Binding], at_peak: di
             low, high = bounds(name, value, uncertainty)
             basis = "assumed" if uncertainty else WIDTHS[name].basis
         now = outside[name].bytes if name in outside else at_peak.get(name, 0)
-        table.append(Component(name=name, bytes=value, at_peak_bytes=now, low_bytes=low, high_bytes=high, basis=basis,
-                               formula=formula(name, job, compiled), source=overhead.source if overhead else ""))  # fmt: skip
+        table.append(
+            Component(
+                name=name,
+                bytes=value,
+                at_peak_bytes=now,
+                low_bytes=low,
+                high_bytes=high,
+                basis=basis,
+                formula=formula(name, job, compiled),
+                source=overhead.source if overhead else "",
+            )
+        )
     return tuple(table), phases
 
 

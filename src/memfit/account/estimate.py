@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-COMPONENTS = ("weights", "gradients", "master_weights", "optimizer_states", "activations", "logits", "kv_cache",
-              "recurrent_state", "inputs", "temporary", "communication", "workspace", "cuda_graphs", "context",
-              "fragmentation")  # fmt: skip
+COMPONENTS = (
+    "weights",
+    "gradients",
+    "master_weights",
+    "optimizer_states",
+    "activations",
+    "logits",
+    "kv_cache",
+    "recurrent_state",
+    "inputs",
+    "temporary",
+    "communication",
+    "workspace",
+    "cuda_graphs",
+    "context",
+    "fragmentation",
+)
 COUNTED_IN = {"context": "device", "communication": "device", "cuda_graphs": "device", "fragmentation": "reserved"}
 """At which of the three numbers a component enters; `allocated` when not named here."""
 

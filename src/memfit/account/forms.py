@@ -1,4 +1,4 @@
-"""Affine forms: bytes per component and axis, sparse. A form is a mapping from a slot (component and axis) to bytes per unit of it.
+"""Affine forms: bytes per component and axis, sparse. A form maps a slot (component and axis) to bytes per unit of it.
 
 Forms are added and multiplied at compile time only; evaluation multiplies each slot by the count of its axis.
 """
@@ -16,7 +16,17 @@ STRIDE = 64
 
 ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, WEIGHTS, OPTIMIZER_STATES, INPUTS, WORKSPACE, KV_CACHE = (
     COMPONENTS.index(name) * STRIDE
-    for name in ("activations", "temporary", "logits", "gradients", "weights", "optimizer_states", "inputs", "workspace", "kv_cache")
+    for name in (
+        "activations",
+        "temporary",
+        "logits",
+        "gradients",
+        "weights",
+        "optimizer_states",
+        "inputs",
+        "workspace",
+        "kv_cache",
+    )
 )
 """First slot of each component: slot = component + axis."""
 

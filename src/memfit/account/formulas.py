@@ -32,7 +32,9 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     workload = job.workload
     assert isinstance(workload, Training)
     what = "adapters" if compiled.kernels.adapter else f"{job.model.num_parameters:,}"
-    states = {"sgd": "0", "sgd-momentum": "1", "adamw-8bit": "2 x (1 + 4/256) B", "paged-adamw-8bit": "2 x (1 + 4/256) B"}.get(workload.optimizer)
+    states = {"sgd": "0", "sgd-momentum": "1", "adamw-8bit": "2 x (1 + 4/256) B", "paged-adamw-8bit": "2 x (1 + 4/256) B"}.get(
+        workload.optimizer
+    )
     element = DTYPE_BYTES[compiled.kernels.adapter.dtype if compiled.kernels.adapter else compiled.kernels.precision.weight]
     return f"{what} x {states or f'2 x {element} B'} ({workload.optimizer})"
 
@@ -40,7 +42,11 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
 def _activations(job: Job, compiled: Compiled) -> str:
     b, s, _ = compiled.numbers
     workload = job.workload
-    how = "only each layer's input kept" if isinstance(workload, Training) and workload.checkpointing == "full" else "saved by the operations"
+    how = (
+        "only each layer's input kept"
+        if isinstance(workload, Training) and workload.checkpointing == "full"
+        else "saved by the operations"
+    )
     return f"{b:,} x {s:,} tokens x {job.model.num_layers} layers, {how}"
 
 
@@ -57,7 +63,8 @@ def _cache(job: Job, compiled: Compiled) -> str:
     model = job.model
     per_element = KV_BYTES_X2[workload.kv_dtype or "bf16"] / 2
     layers = " + ".join(
-        f"{count} layers x {cache.elements_per_token:,}" + (f" (last {cache.window:,} tokens)" if cache.window else "") for cache, count in model.caches
+        f"{count} layers x {cache.elements_per_token:,}" + (f" (last {cache.window:,} tokens)" if cache.window else "")
+        for cache, count in model.caches
     )
     return f"{workload.concurrency:,} x {workload.context or 0:,} tokens x {layers} x {per_element:g} B"
 
@@ -73,13 +80,18 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "activations": _activations,
     "logits": _logits,
     "kv_cache": _cache,
-    "inputs": lambda job, compiled: f"{compiled.numbers.sequences:,} x {compiled.numbers.tokens:,} ids"
-    + (" and labels" if isinstance(job.workload, Training | FineTuning) else "") + " x 8 B",
+    "inputs": lambda job, compiled: (
+        f"{compiled.numbers.sequences:,} x {compiled.numbers.tokens:,} ids"
+        + (" and labels" if isinstance(job.workload, Training | FineTuning) else "")
+        + " x 8 B"
+    ),
     "temporary": _temporary,
     "workspace": lambda job, compiled: "cuBLAS, one per thread",
     "context": lambda job, compiled: "driver context with loaded kernels",
-    "fragmentation": lambda job, compiled: "6 % of what comes and goes" if job.overheads.fragmentation is None else "given by hand",
-}  # fmt: skip
+    "fragmentation": lambda job, compiled: (
+        "6 % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
+    ),
+}
 
 
 def formula(name: str, job: Job, compiled: Compiled) -> str:

@@ -31,7 +31,7 @@ WIDTHS = {
 """By component; context, workspace and fragmentation carry their own bounds (`account.overheads`)."""
 
 SAFE_OVER_HIGH_PERCENT = 142
-"""The one-sided 99 % bound lies 2.326 / 1.645 times as far from the expected value as the two-sided 90 % bound (normal errors)."""
+"""The one-sided 99 % bound lies 2.326 / 1.645 times as far out as the two-sided 90 % bound (normal errors)."""
 
 
 def bounds(name: str, value: int, model_uncertainty: float) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def bounds(name: str, value: int, model_uncertainty: float) -> tuple[int, int]:
 
 
 def combine(expected: int, parts: list[tuple[int, int, int]], correlated: int = 0) -> tuple[int, int, int]:
-    """Low, high and safe of a sum of components (value, low, high): independent errors add in squares, `correlated` ones plainly."""
+    """Low, high and safe of a sum of components (value, low, high): independent errors add in squares, others plainly."""
     below = isqrt(sum((value - low) ** 2 for value, low, _ in parts)) + correlated
     above = isqrt(sum((high - value) ** 2 for value, _, high in parts)) + correlated
     return max(expected - below, 0), expected + above, expected + above * SAFE_OVER_HIGH_PERCENT // 100

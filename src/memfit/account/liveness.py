@@ -5,7 +5,7 @@ those are noted that no other noted state exceeds on every axis: the maximum ove
 
 The engine's rules (torch/csrc/autograd/engine.cpp, input_buffer.cpp, functions/accumulate_grad.h):
 - while a node runs, its saved tensors, the gradients of its outputs and the gradients it makes are alive together;
-- a second gradient for the same tensor is added in place if nothing else holds the first and it is not a view, else into a new one;
+- a second gradient for the same tensor is added in place if nothing else holds the first and it is no view, else into a new;
 - the gradient of a parameter without one is stolen, with one it is added in place and freed.
 """
 
@@ -200,7 +200,11 @@ class _Backward:
         self.memory.note()
         self.pending[id(output)] = gradient
         for node in reversed(self.nodes):
-            arrived = [self.pending.pop(id(one)) for one in node.outputs if id(one) in self.pending]
+            arrived = []
+            for one in node.outputs:
+                gradient_here = self.pending.pop(id(one), None)
+                if gradient_here is not None:
+                    arrived.append(gradient_here)
             if arrived:
                 self._node(node, arrived)
             elif node.saved:
@@ -216,7 +220,8 @@ class _Backward:
                 memory.take(TEMPORARY, (ONCE, copy_bytes))
         for size in node.backward_scratch:
             memory.take(TEMPORARY, size)
-        memory.note()
+        if not node.alias or len(made) != 1:
+            memory.note()
         for size in node.backward_scratch:
             memory.free(TEMPORARY, size)
         for num_bytes, copy_bytes, name in node.weight_grads:
@@ -332,7 +337,9 @@ def _slot(component: int, size: Size) -> Form:
     return {component + size[0]: size[1]}
 
 
-def _block_memory(lowered: Lowered, plan: _Plan, forward: tuple[Form, ...], kept: Form, held: Form, backward: tuple[Form, ...]) -> BlockMemory:
+def _block_memory(
+    lowered: Lowered, plan: _Plan, forward: tuple[Form, ...], kept: Form, held: Form, backward: tuple[Form, ...]
+) -> BlockMemory:
     sizes = lowered.tape.sizes
     casts = sum(sizes[one.storage][1] for one in lowered.tape.cached_casts.values() if one.storage not in plan.saved)
     return BlockMemory(

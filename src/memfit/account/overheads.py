@@ -44,12 +44,19 @@ def context(device: Device | None) -> Overhead:
     if device is not None and device.vendor != "nvidia":
         return Overhead(600 * MiB, 300 * MiB, 1200 * MiB, "assumed: no public reading of this driver's context")
     if device is not None and device.compute_capability is not None and device.compute_capability >= HOPPER:
-        return Overhead(600 * MiB, 450 * MiB, 1000 * MiB, "CUDA context with lazy loading: 0.5 to 0.9 GiB reported on H100 and B200")
-    return Overhead(460 * MiB, 300 * MiB, 700 * MiB, "CUDA context with lazy loading: 300 to 500 MiB (pytorch#107667), 451 to 456 MiB (llama.cpp#15860)")
+        return Overhead(
+            600 * MiB, 450 * MiB, 1000 * MiB, "CUDA context with lazy loading: 0.5 to 0.9 GiB reported on H100 and B200"
+        )
+    return Overhead(
+        460 * MiB,
+        300 * MiB,
+        700 * MiB,
+        "CUDA context with lazy loading: 300 to 500 MiB (pytorch#107667), 451 to 456 MiB (llama.cpp#15860)",
+    )
 
 
 FRAGMENTATION_SHARE = (0, 6, 20)
-"""Percent of what comes and goes (all but weights, states and cache) that the allocator reserves beyond it: low, expected, high."""
+"""Percent of what comes and goes (not weights, states, cache) that the allocator reserves beyond it: low, expected, high."""
 FRAGMENTATION_SOURCE = (
     "assumed: blocks are rounded to 2 MiB and split remainders stay; 3 to 8 % is usual, below 2 % with expandable_segments, "
     "and public pairs of active and reserved memory reach 20 %"

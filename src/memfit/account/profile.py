@@ -79,10 +79,12 @@ class Evaluation(NamedTuple):
     peak: Any
 
 
-def evaluate(profile: Profile, prompt: Numbers, step: Numbers | None = None, maximum: Callable[[Any, Any], Any] = max) -> Evaluation:
+def evaluate(
+    profile: Profile, prompt: Numbers, step: Numbers | None = None, maximum: Callable[[Any, Any], Any] = max
+) -> Evaluation:
     """Allocated bytes of every moment and their maximum.
 
-    Takes plain integers, or integer arrays with an element-wise `maximum` (numpy.maximum). `step`: the numbers of the short moments.
+    Takes plain integers, or integer arrays with an element-wise `maximum` (numpy.maximum). `step`: numbers of the short moments.
     """
     counts = monomials(prompt, profile.windows, maximum)
     short = counts if step is None else monomials(step, profile.windows, maximum)
@@ -108,7 +110,4 @@ def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:
 
 def _covers(larger: dict[int, int], smaller: dict[int, int]) -> bool:
     """Whether one sum is at least the other for all non-negative counts."""
-    for axis, value in smaller.items():
-        if value > larger.get(axis, 0):
-            return False
-    return True
+    return all(value <= larger.get(axis, 0) for axis, value in smaller.items())

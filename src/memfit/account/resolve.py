@@ -70,8 +70,14 @@ def resolve(job: Job) -> Resolved:
         _resolve_training(job, workload, choices)
     _resolve_attention(job, workload, choices)
     for field, why in _DEFAULTS_WORTH_SAYING.items():
-        if field in choices.options and field not in choices.changes and getattr(workload, field) == choices.options[field].default:
-            choices.assumptions.append(Assumption(name=field, value=getattr(workload, field), why=why, flag=choices.options[field].flag))
+        if (
+            field in choices.options
+            and field not in choices.changes
+            and getattr(workload, field) == choices.options[field].default
+        ):
+            choices.assumptions.append(
+                Assumption(name=field, value=getattr(workload, field), why=why, flag=choices.options[field].flag)
+            )
     resolved = replace(workload, **choices.changes)
     if isinstance(resolved, Training):
         training_policy(str(resolved.precision), resolved.weight_dtype)
@@ -85,7 +91,9 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
     model, runtime = job.model, runtime_of(job)
     if workload.seq is None:
         longest = model.max_positions or TYPICAL_SEQUENCE
-        choices.assume("seq", min(longest, TYPICAL_SEQUENCE), f"the model's maximum is {longest:,}; the longest batch of the run binds")
+        choices.assume(
+            "seq", min(longest, TYPICAL_SEQUENCE), f"the model's maximum is {longest:,}; the longest batch of the run binds"
+        )
     if workload.outputs is None:
         choices.assume("outputs", runtime.outputs, f"what a {runtime.name} loop does")
     precision = workload.precision
@@ -93,7 +101,11 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
         half = "fp16" if _lacks_bf16(job) else "bf16"
         adapters = isinstance(workload, FineTuning) and workload.method != "full"
         precision = f"{half}-true" if adapters else f"{half}-mixed"
-        why = "frozen weights in 16 bit, as PEFT loads them" if adapters else "autocast over fp32 weights, the usual mixed precision"
+        why = (
+            "frozen weights in 16 bit, as PEFT loads them"
+            if adapters
+            else "autocast over fp32 weights, the usual mixed precision"
+        )
         choices.assume("precision", precision, why + (" (this device has no bf16)" if half == "fp16" else ""))
     policy = training_policy(precision, workload.weight_dtype)
     if workload.weight_dtype is None:
@@ -104,9 +116,16 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
     if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
         raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
     if model.loss is None and model.family != "counts":
-        choices.warnings.append(("no-loss", f"{model.architecture} has no head, so no loss is counted; name the trained class with --head"))
+        choices.warnings.append(
+            ("no-loss", f"{model.architecture} has no head, so no loss is counted; name the trained class with --head")
+        )
     if "quantization" in model.facts:
-        choices.warnings.append(("quantized-checkpoint", f"the checkpoint is {model.facts['quantization']}; training is counted on weights in {policy.weight}"))
+        choices.warnings.append(
+            (
+                "quantized-checkpoint",
+                f"the checkpoint is {model.facts['quantization']}; training is counted on weights in {policy.weight}",
+            )
+        )
 
 
 def _lacks_bf16(job: Job) -> bool:
@@ -119,12 +138,16 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
     longest = model.max_positions or TYPICAL_CONTEXT
     context = workload.context
     if context is None:
-        context = min(longest, TYPICAL_CONTEXT) if workload.prompt is None else max(min(longest, TYPICAL_CONTEXT), workload.prompt)
+        context = (
+            min(longest, TYPICAL_CONTEXT) if workload.prompt is None else max(min(longest, TYPICAL_CONTEXT), workload.prompt)
+        )
         choices.assume("context", context, f"the model's maximum is {longest:,}")
     if workload.prompt is None:
         choices.assume("prompt", context, "the worst case: prompts as long as the context, processed at once")
     elif workload.prompt > context:
-        raise UsageError(f"--prompt {workload.prompt} is longer than --context {context}, which counts prompt and generated tokens together")
+        raise UsageError(
+            f"--prompt {workload.prompt} is longer than --context {context}, which counts prompt and generated tokens together"
+        )
     dtype = workload.weight_dtype
     if dtype is None:
         dtype = model.dtype if model.dtype in ("bf16", "fp16", "fp32") else "bf16"
@@ -136,7 +159,11 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
         choices.assume("kv_dtype", dtype, "the cache follows the weights' format")
     if workload.quantization is None:
         stated = model.facts.get("quantization")
-        choices.assume("quantization", stated or "none", "the checkpoint's quantization_config" if stated else "no quantization_config in the config")
+        choices.assume(
+            "quantization",
+            stated or "none",
+            "the checkpoint's quantization_config" if stated else "no quantization_config in the config",
+        )
 
 
 def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
@@ -145,28 +172,50 @@ def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
         why = f"{model.family} does not support {workload.attention} (soft-capped scores); it falls back to eager"
         choices.assume("attention", "eager", why)
     elif workload.attention == "sdpa":
-        choices.assumptions.append(Assumption(name="attention", value="sdpa", why="the default; torch picks the kernel by mask, format and device",
-                                              flag="--attention"))  # fmt: skip
+        choices.assumptions.append(
+            Assumption(
+                name="attention",
+                value="sdpa",
+                why="the default; torch picks the kernel by mask, format and device",
+                flag="--attention",
+            )
+        )
     capability = job.cluster.device.compute_capability if job.cluster else None
     if workload.attention == "flash" and capability is not None and capability < (8, 0):
-        choices.warnings.append(("flash-unsupported", f"FlashAttention 2 needs compute capability 8.0; this device has {capability[0]}.{capability[1]}: use --attention sdpa"))
+        choices.warnings.append(
+            (
+                "flash-unsupported",
+                "FlashAttention 2 needs compute capability 8.0; this device has {}.{}: use --attention sdpa".format(*capability),
+            )
+        )
 
 
 def _assume_overheads(job: Job, choices: _Choices) -> None:
     given = job.overheads
     device = job.cluster.device if job.cluster else None
     if given.runtime is None:
-        choices.assumptions.append(Assumption(name="runtime", value=DEFAULT_RUNTIME.name, why=DEFAULT_RUNTIME.description, flag="--runtime"))
+        choices.assumptions.append(
+            Assumption(name="runtime", value=DEFAULT_RUNTIME.name, why=DEFAULT_RUNTIME.description, flag="--runtime")
+        )
     if given.workspace is None:
         found = overheads.workspace(device, training=isinstance(job.workload, Training))
-        choices.assumptions.append(Assumption(name="workspace", value=format_gib(found.bytes), why=found.source, flag="--workspace"))
+        choices.assumptions.append(
+            Assumption(name="workspace", value=format_gib(found.bytes), why=found.source, flag="--workspace")
+        )
     if given.cuda_context is None:
         found = overheads.context(device)
-        choices.assumptions.append(Assumption(name="context memory", value=format_gib(found.bytes), why=found.source, flag="--cuda-context"))
+        choices.assumptions.append(
+            Assumption(name="context memory", value=format_gib(found.bytes), why=found.source, flag="--cuda-context")
+        )
     if given.fragmentation is None:
         share = overheads.FRAGMENTATION_SHARE[1]
         choices.assumptions.append(
-            Assumption(name="fragmentation", value=f"{share} % of what comes and goes", why=overheads.FRAGMENTATION_SOURCE, flag="--fragmentation")
+            Assumption(
+                name="fragmentation",
+                value=f"{share} % of what comes and goes",
+                why=overheads.FRAGMENTATION_SOURCE,
+                flag="--fragmentation",
+            )
         )
 
 
@@ -175,6 +224,13 @@ def _warn_of_devices(job: Job, choices: _Choices) -> None:
     if cluster is None:
         return
     if cluster.count > 1:
-        choices.warnings.append(("replicated", f"each of the {cluster.count} devices is counted with a whole replica; sharding over them is not counted"))
+        choices.warnings.append(
+            (
+                "replicated",
+                f"each of the {cluster.count} devices is counted with a whole replica; sharding over them is not counted",
+            )
+        )
     if cluster.device.kind in ("tpu", "unified", "npu"):
-        choices.warnings.append(("other-runtime", f"kernels are counted as PyTorch on CUDA runs them; on {cluster.device.vendor} they differ"))
+        choices.warnings.append(
+            ("other-runtime", f"kernels are counted as PyTorch on CUDA runs them; on {cluster.device.vendor} they differ")
+        )

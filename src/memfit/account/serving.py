@@ -53,7 +53,9 @@ def _growth(model: Model, kv_dtype: str) -> list[Form]:
     return [{slot: num_bytes} for slot, num_bytes in largest.items()]
 
 
-def _states(model: Model, kernels: KernelPolicy, statics: Form, shared: Form, phase: str, *, short: bool) -> list[tuple[str, str, Form, bool]]:
+def _states(
+    model: Model, kernels: KernelPolicy, statics: Form, shared: Form, phase: str, *, short: bool
+) -> list[tuple[str, str, Form, bool]]:
     """The largest states of every kind of block; a layer's are the same wherever it stands, the cache is counted whole."""
     found = []
     dtype = kernels.precision.weight
@@ -81,8 +83,8 @@ def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) 
 
 
 def _load_scratch(model: Model, kernels: KernelPolicy) -> int:
-    """Quantising at load: the unquantised matrix is on the device while its quantised copy is made (bitsandbytes Params4bit.to)."""
+    """Quantising at load: the unquantised matrix is on the device beside its quantised copy (bitsandbytes Params4bit.to)."""
     if kernels.quantized is None or not kernels.quantized.dequantized:
         return 0
     element = DTYPE_BYTES[kernels.precision.weight]
-    return max((one.parameter.count * element for one in tensors_of(model) if one.parameter.role == "linear"), default=0)
+    return max((one.parameter.num_elements * element for one in tensors_of(model) if one.parameter.role == "linear"), default=0)

@@ -1,6 +1,6 @@
 """Bytes of weights, gradients and optimizer states, tensor by tensor.
 
-Every function takes the model's parameters with the number of times that each occurs; nothing is multiplied by a total count alone,
+Every function takes the model's parameters with the number of times that each occurs; nothing follows from a total count alone,
 because small tensors, embeddings and quantised matrices follow other rules.
 """
 
@@ -32,7 +32,7 @@ class Tensors(NamedTuple):
 class Trained(NamedTuple):
     """A trained tensor: elements, bytes of one, and how often it occurs."""
 
-    count: int
+    elements: int
     dtype: str
     repeat: int
     role: str
@@ -58,9 +58,16 @@ _TORCH = "torch/optim/adam.py"
 OPTIMIZERS = {
     one.name: one
     for one in (
-        Optimizer("adamw-foreach", 2, foreach_tensors=1, source=f"{_TORCH} _multi_tensor_adam: exp_avg_sq_sqrt, one list as large as the parameters"),
+        Optimizer(
+            "adamw-foreach",
+            2,
+            foreach_tensors=1,
+            source=f"{_TORCH} _multi_tensor_adam: exp_avg_sq_sqrt, one list as large as the parameters",
+        ),
         Optimizer("adamw-fused", 2, source=f"{_TORCH} _fused_adam: no temporaries"),
-        Optimizer("adamw-loop", 2, loop_tensors=2, source=f"{_TORCH} _single_tensor_adam: the root and the denominator of one tensor"),
+        Optimizer(
+            "adamw-loop", 2, loop_tensors=2, source=f"{_TORCH} _single_tensor_adam: the root and the denominator of one tensor"
+        ),
         Optimizer("adamw-8bit", 2, 1, blockwise=True, source="bitsandbytes optim/optimizer.py Optimizer2State, block-wise 8 bit"),
         Optimizer("paged-adamw-8bit", 2, 1, blockwise=True, paged=True, source="bitsandbytes: states in managed memory"),
         Optimizer("sgd", 0, source="torch/optim/sgd.py: updates in place"),
@@ -109,7 +116,7 @@ def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
         if policy.quantized is not None and parameter.role == "linear" and len(parameter.shape) == 2:
             total += repeat * policy.quantized.weight_bytes(*parameter.shape)
         else:
-            total += repeat * parameter.count * element
+            total += repeat * parameter.num_elements * element
     return total
 
 
@@ -135,12 +142,12 @@ def trained_tensors(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Tr
     if policy.adapter is not None:
         return adapters(tensors, policy)
     dtype = policy.precision.weight
-    return [Trained(parameter.count, dtype, repeat, parameter.role) for parameter, repeat in tensors]
+    return [Trained(parameter.num_elements, dtype, repeat, parameter.role) for parameter, repeat in tensors]
 
 
 def gradient_bytes(trained: Iterable[Trained]) -> int:
     """A gradient has its parameter's size and format."""
-    return sum(one.repeat * one.count * DTYPE_BYTES[one.dtype] for one in trained)
+    return sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained)
 
 
 def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
@@ -152,12 +159,12 @@ def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
     for one in trained:
         element = DTYPE_BYTES[one.dtype] if optimizer.state_bytes is None else optimizer.state_bytes
         if optimizer.blockwise:
-            if one.count < BLOCKWISE_MINIMUM:
-                per_state = 4 * one.count
+            if one.elements < BLOCKWISE_MINIMUM:
+                per_state = 4 * one.elements
             else:
-                per_state = one.count * element + 4 * -(-one.count // BLOCKWISE_BLOCK)
+                per_state = one.elements * element + 4 * -(-one.elements // BLOCKWISE_BLOCK)
         else:
-            per_state = one.count * element
+            per_state = one.elements * element
         total += one.repeat * optimizer.states * per_state
     return total
 
@@ -166,7 +173,7 @@ def step_scratch(optimizer: Optimizer, trained: list[Trained]) -> int:
     """Temporaries of a step: as many lists of all parameters, or copies of the largest tensor, as the implementation makes."""
     if optimizer.foreach_tensors:
         return optimizer.foreach_tensors * gradient_bytes(trained)
-    largest = max((one.count * DTYPE_BYTES[one.dtype] for one in trained), default=0)
+    largest = max((one.elements * DTYPE_BYTES[one.dtype] for one in trained), default=0)
     if optimizer.paged:
         return max((state_bytes(optimizer, [one._replace(repeat=1)]) for one in trained), default=0)
     return optimizer.loop_tensors * largest

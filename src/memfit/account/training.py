@@ -1,14 +1,27 @@
 """The timeline of a training step as moments: forward, loss, backward, optimizer step; first step and steady state.
 
-Kept activations grow through forward, the loss adds its chain, backward frees block after block while gradients grow; the optimizer
-step holds gradients and its own scratch. Blocks repeat, so within a run of equal blocks only its two ends can be extreme.
+Kept activations grow through forward, the loss adds its chain, backward frees block after block while gradients grow; the step
+holds gradients and its own scratch. Blocks repeat, so within a run of equal blocks only its two ends can be extreme.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from memfit.account.forms import ACTIVATIONS, GRADIENTS, INPUTS, OPTIMIZER_STATES, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, add, per_axis, scaled
+from memfit.account.forms import (
+    ACTIVATIONS,
+    GRADIENTS,
+    INPUTS,
+    OPTIMIZER_STATES,
+    TEMPORARY,
+    WEIGHTS,
+    WORKSPACE,
+    ZERO,
+    Form,
+    add,
+    per_axis,
+    scaled,
+)
 from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
 from memfit.account.profile import Profile, pruned
 from memfit.account.states import Optimizer, gradient_bytes, state_bytes, step_scratch, tensors_of, trained_tensors, weight_bytes
@@ -46,7 +59,7 @@ class _Run(NamedTuple):
 
 
 def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
-    """Tensors that all layers share: rotary tables, and the mask that the backbone makes once (1 byte for sdpa, the format for eager)."""
+    """Tensors that all layers share: rotary tables, and the mask that the backbone makes once (1 byte, for eager the format)."""
     dtype = DTYPE_BYTES[kernels.precision.weight]
     tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
     axis = PAIR if kernels.padded else POSITION_PAIR
@@ -57,8 +70,9 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
     return tables, ZERO
 
 
-def _measure_segment(segment: Segment, kernels: KernelPolicy, policy: TrainingPolicy, requires: bool, dtype: str,
-                     accumulation: Accumulation) -> tuple[list[_Run], bool, str]:  # fmt: skip
+def _measure_segment(
+    segment: Segment, kernels: KernelPolicy, policy: TrainingPolicy, requires: bool, dtype: str, accumulation: Accumulation
+) -> tuple[list[_Run], bool, str]:
     """The runs of a segment: one, or two when its first period sees an input that needs no gradient or has another format."""
     runs: list[_Run] = []
     left = segment.repeat
@@ -77,8 +91,16 @@ def _measure_segment(segment: Segment, kernels: KernelPolicy, policy: TrainingPo
     return runs, requires, dtype
 
 
-def _measure_block(block: Block, kernels: KernelPolicy, policy: TrainingPolicy, requires: bool, dtype: str, accumulation: Accumulation,
-                   role: str, checkpointed: bool) -> tuple[BlockMemory, BlockMemory]:  # fmt: skip
+def _measure_block(
+    block: Block,
+    kernels: KernelPolicy,
+    policy: TrainingPolicy,
+    requires: bool,
+    dtype: str,
+    accumulation: Accumulation,
+    role: str,
+    checkpointed: bool,
+) -> tuple[BlockMemory, BlockMemory]:
     lowered = lower(block, kernels, input_requires_grad=requires, input_dtype=dtype)
     memory = measure(lowered, accumulation=accumulation, outputs_kept=policy.outputs_kept, is_last=role == "head")
     if not checkpointed:
@@ -87,7 +109,9 @@ def _measure_block(block: Block, kernels: KernelPolicy, policy: TrainingPolicy, 
 
 
 def _tied(model: Model) -> frozenset[str]:
-    return frozenset(one.tied_to for segment in model.segments for block in segment.blocks for one in block.parameters if one.tied_to)
+    return frozenset(
+        one.tied_to for segment in model.segments for block in segment.blocks for one in block.parameters if one.tied_to
+    )
 
 
 class _Timeline:
@@ -164,8 +188,11 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     runs: list[_Run] = []
     requires, dtype = False, kernels.precision.weight
     for segment in model.segments:
-        accumulation = Accumulation(policy.gradients_persist, tied if segment.role == "head" else frozenset(),
-                                    tied if segment.role == "embedding" else frozenset())  # fmt: skip
+        accumulation = Accumulation(
+            policy.gradients_persist,
+            tied if segment.role == "head" else frozenset(),
+            tied if segment.role == "embedding" else frozenset(),
+        )
         found, requires, dtype = _measure_segment(segment, kernels, policy, requires, dtype, accumulation)
         if segment.role == "embedding" and policy.checkpointed and kernels.adapter is not None:
             requires = True  # enable_input_require_grads, without which a checkpointed adapter gets no gradient
@@ -173,7 +200,7 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
 
     gradients: Form = {GRADIENTS + ONCE: gradient_bytes(trained)}
     states = state_bytes(policy.optimizer, trained)
-    adapters = sum(one.repeat * one.count * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
+    adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
     weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors, kernels) + adapters + model.buffer_bytes}
     statics = {
         **weights,

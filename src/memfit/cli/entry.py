@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from memfit.cli.commands import COMMANDS, EXAMPLES, Command, command_names
 from memfit.errors import MemfitError, UsageError, did_you_mean
@@ -47,20 +48,16 @@ def _complain(message: str) -> None:
     """One line on standard error, without control characters."""
     line = " ".join(message.split())
     line = "".join(char if char.isprintable() else "?" for char in line)
-    try:
+    with suppress(OSError):
         print(f"memfit: {line[:1000]}", file=sys.stderr)
-    except OSError:
-        pass
 
 
 def _forget_stdout() -> None:
     """The reader is gone (`| head`): point standard output elsewhere, so that Python's last flush does not fail."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    except (OSError, ValueError, AttributeError):
-        pass
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +136,6 @@ def _replace(target: str, raw: bytes, mode: int | None) -> None:
             os.chmod(temporary, mode)
         os.replace(temporary, target)
     except BaseException:
-        try:
+        with suppress(OSError):
             os.unlink(temporary)
-        except OSError:
-            pass
         raise

@@ -86,15 +86,21 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option], *, w
         if with_help:
             title = GROUP_TITLES.get(option.group, option.group or "options")
             where = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
-        text = describe(option).replace("%", "%%") if with_help else None
-        if option.kind != "flag":
-            where.add_argument(*option_strings(option), dest=option.name, metavar=metavar(option), help=text)
-            continue
-        where.add_argument(*option_strings(option), dest=option.name, action="store_const", const=True, help=text)
-        off = negative_strings(option)
-        if off:
-            where.add_argument(*off, dest=option.name, action="store_const", const=False,
-                help=f"the opposite of {option.flag}" if with_help else None)  # fmt: skip
+        names, off = option_strings(option), negative_strings(option)
+        if with_help:
+            # One spelling at the margin, the others in the text: a dozen of them would hide what the option does.
+            also = f"; also {', '.join(names[1:])}" if len(names) > 1 else ""
+            text = (describe(option) + also).replace("%", "%%")
+            if option.kind == "flag":
+                where.add_argument(names[0], *off[:1], dest=option.name, action="store_true", help=text)
+            else:
+                where.add_argument(names[0], dest=option.name, metavar=metavar(option), help=text)
+        elif option.kind != "flag":
+            where.add_argument(*names, dest=option.name)
+        else:
+            where.add_argument(*names, dest=option.name, action="store_const", const=True)
+            if off:
+                where.add_argument(*off, dest=option.name, action="store_const", const=False)
 
 
 def _normalise(token: str) -> str:

@@ -12,7 +12,13 @@ from memfit.families.view import ConfigView
 from memfit.model import POSITION, Block, BlockBuilder, Segment
 
 WORDS = "bert.embeddings.word_embeddings"
-HEADS = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering")
+HEADS = (
+    "BertModel",
+    "BertForMaskedLM",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+)
 
 
 def _embedding(vocab: int, positions: int, types: int, hidden: int, dropout: float) -> Segment:
@@ -30,8 +36,9 @@ def _layer(hidden: int, heads: int, ffn: int, activation: str, dropout: float, a
     q = b.linear("attention.self.query", x, hidden, bias=True)
     k = b.linear("attention.self.key", x, hidden, bias=True)
     v = b.linear("attention.self.value", x, hidden, bias=True)
-    context = b.attention(q, k, v, num_heads=heads, num_kv_heads=heads, causal=False, dropout=attention_dropout, softmax_dtype=None,
-                          cached=False)  # fmt: skip
+    context = b.attention(
+        q, k, v, num_heads=heads, num_kv_heads=heads, causal=False, dropout=attention_dropout, softmax_dtype=None, cached=False
+    )
     attended = b.dropout(b.linear("attention.output.dense", context, hidden, bias=True, split="row"), dropout)
     x = b.layer_norm("attention.output.LayerNorm", b.add(attended, x))
 
@@ -40,12 +47,16 @@ def _layer(hidden: int, heads: int, ffn: int, activation: str, dropout: float, a
     return b.done(b.layer_norm("output.LayerNorm", b.add(mixed, x)))
 
 
-def _head(architecture: str, hidden: int, vocab: int, labels: int, activation: str, dropout: float,
-          tied: bool) -> tuple[Segment, str | None]:  # fmt: skip
+def _head(
+    architecture: str, hidden: int, vocab: int, labels: int, activation: str, dropout: float, tied: bool
+) -> tuple[Segment, str | None]:
     b = BlockBuilder("head", hidden)
     x = b.input
     if architecture == "BertForMaskedLM":
-        x = b.layer_norm("cls.predictions.transform.LayerNorm", b.activation(activation, b.linear("cls.predictions.transform.dense", x, hidden, bias=True)))
+        x = b.layer_norm(
+            "cls.predictions.transform.LayerNorm",
+            b.activation(activation, b.linear("cls.predictions.transform.dense", x, hidden, bias=True)),
+        )
         logits = b.head("cls.predictions.decoder", x, vocab, bias=True, tied_to=WORDS + ".weight" if tied else "")
         return Segment((b.done(b.loss("masked-lm", logits)),), role="head"), "masked-lm"
     if architecture in ("BertModel", "BertForSequenceClassification"):
@@ -59,7 +70,9 @@ def _head(architecture: str, hidden: int, vocab: int, labels: int, activation: s
         x = b.dropout(x, dropout) if token else x
         logits = b.linear("classifier" if token else "qa_outputs", x, labels if token else 2, bias=True, role="head")
         return Segment((b.done(b.loss("classification", logits)),), role="head"), "classification"
-    raise UnknownArchitectureError(f"the head of {architecture!r} is not known{did_you_mean(architecture, HEADS)}; known are {', '.join(HEADS)}")
+    raise UnknownArchitectureError(
+        f"the head of {architecture!r} is not known{did_you_mean(architecture, HEADS)}; known are {', '.join(HEADS)}"
+    )
 
 
 def build(config: ConfigView, architecture: str) -> Description:
@@ -77,7 +90,9 @@ def build(config: ConfigView, architecture: str) -> Description:
     attention_dropout = config.probability("attention_probs_dropout_prob", 0.1)
     activation = activation_name(config, "hidden_act", "gelu")
     layer = _layer(hidden, heads, ffn, activation, dropout, attention_dropout)
-    head, loss = _head(architecture, hidden, vocab, config.num_labels(), activation, dropout, config.flag("tie_word_embeddings", True))
+    head, loss = _head(
+        architecture, hidden, vocab, config.num_labels(), activation, dropout, config.flag("tie_word_embeddings", True)
+    )
     return Description(
         segments=(_embedding(vocab, positions, types, hidden, dropout), Segment((layer,), num_layers), head),
         kind="encoder",

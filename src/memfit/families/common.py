@@ -27,7 +27,9 @@ def head_dimension(config: ConfigView, hidden: int, heads: int, default: int | N
     """`head_dim` from the config where it stands, otherwise hidden / heads."""
     stated = config.optional_size("head_dim") or default
     if stated is None and hidden % heads:
-        raise InputError(f"{config.name}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim")
+        raise InputError(
+            f"{config.name}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim"
+        )
     return stated or hidden // heads
 
 
@@ -39,9 +41,16 @@ def token_embedding(name: str, vocab: int, hidden: int, *, scaled: bool = False)
 
 
 def language_head(
-    architecture: str, hidden: int, vocab: int, num_labels: int, *, norm: Callable[[BlockBuilder, Value], Value], tied_to: str,
-    head_name: str = "lm_head", softcap: bool = False,
-) -> tuple[Segment, str | None]:  # fmt: skip
+    architecture: str,
+    hidden: int,
+    vocab: int,
+    num_labels: int,
+    *,
+    norm: Callable[[BlockBuilder, Value], Value],
+    tied_to: str,
+    head_name: str = "lm_head",
+    softcap: bool = False,
+) -> tuple[Segment, str | None]:
     """Final norm, head and loss of the class that `architecture` names. Returns the segment and the kind of loss.
 
     Raises:
@@ -61,7 +70,7 @@ def language_head(
         return Segment((b.done(x),), role="head"), None
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "Model")
     raise UnknownArchitectureError(
-        f"the head of {architecture!r} is not known{did_you_mean(architecture, known)}; known are classes that end in {', '.join(known)}"
+        f"the head of {architecture!r} is not known{did_you_mean(architecture, known)}; a class may end in {', '.join(known)}"
     )
 
 

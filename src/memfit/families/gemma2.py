@@ -34,7 +34,9 @@ def build(config: ConfigView, architecture: str) -> Description:
     score_cap = config.cap("attn_logit_softcapping", True)
     logit_cap = config.cap("final_logit_softcapping", True)
     num_layers = config.layers("num_hidden_layers")
-    types = config.layer_types(num_layers) or ["sliding_attention" if layer % 2 == 0 else "full_attention" for layer in range(num_layers)]
+    types = config.layer_types(num_layers) or [
+        "sliding_attention" if layer % 2 == 0 else "full_attention" for layer in range(num_layers)
+    ]
 
     def layer(kind: str) -> Block:
         b = BlockBuilder("decoder layer", hidden)
@@ -43,8 +45,16 @@ def build(config: ConfigView, architecture: str) -> Description:
         k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
         v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
         q, k = b.rotary(q, k, head_dim=head_dim)
-        context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, softcap=score_cap, dropout=dropout,
-                              window=window if kind == "sliding_attention" else None)  # fmt: skip
+        context = b.attention(
+            q,
+            k,
+            v,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            softcap=score_cap,
+            dropout=dropout,
+            window=window if kind == "sliding_attention" else None,
+        )
         attended = b.linear("self_attn.o_proj", context, hidden, bias=bias, split="row")
         x = b.add(b.input, b.rms_norm("post_attention_layernorm", attended, offset=True))
 
@@ -54,9 +64,14 @@ def build(config: ConfigView, architecture: str) -> Description:
         return b.done(b.add(x, b.rms_norm("post_feedforward_layernorm", down, offset=True)))
 
     head, loss = language_head(
-        architecture, hidden, vocab, config.num_labels(), norm=lambda b, x: b.rms_norm("model.norm", x, offset=True),
-        tied_to=EMBEDDING + ".weight" if config.flag("tie_word_embeddings", True) else "", softcap=logit_cap,
-    )  # fmt: skip
+        architecture,
+        hidden,
+        vocab,
+        config.num_labels(),
+        norm=lambda b, x: b.rms_norm("model.norm", x, offset=True),
+        tied_to=EMBEDDING + ".weight" if config.flag("tie_word_embeddings", True) else "",
+        softcap=logit_cap,
+    )
     return Description(
         segments=(token_embedding(EMBEDDING, vocab, hidden, scaled=True), *layer_segments(types, layer), head),
         num_layers=num_layers,

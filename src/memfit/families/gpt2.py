@@ -41,11 +41,23 @@ def build(config: ConfigView, architecture: str) -> Description:
     vocab, positions = config.size("vocab_size"), config.size("n_positions", 1024)
     inner = config.optional_size("n_inner") or 4 * hidden
     dropouts = {key: config.probability(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-    layer = _layer(hidden, heads, inner, activation_name(config, "activation_function", "gelu_new"), dropouts["attn_pdrop"],
-                   dropouts["resid_pdrop"])  # fmt: skip
+    layer = _layer(
+        hidden,
+        heads,
+        inner,
+        activation_name(config, "activation_function", "gelu_new"),
+        dropouts["attn_pdrop"],
+        dropouts["resid_pdrop"],
+    )
     tied = config.flag("tie_word_embeddings", True)
-    head, loss = language_head(architecture, hidden, vocab, config.num_labels(), norm=lambda b, x: b.layer_norm("transformer.ln_f", x),
-                               tied_to="transformer.wte.weight" if tied else "")  # fmt: skip
+    head, loss = language_head(
+        architecture,
+        hidden,
+        vocab,
+        config.num_labels(),
+        norm=lambda b, x: b.layer_norm("transformer.ln_f", x),
+        tied_to="transformer.wte.weight" if tied else "",
+    )
     return Description(
         segments=(_embedding(vocab, positions, hidden, dropouts["embd_pdrop"]), Segment((layer,), num_layers), head),
         num_layers=num_layers,

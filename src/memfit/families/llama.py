@@ -40,8 +40,14 @@ class Shape:
     window: int | None = None
 
 
-def read_shape(config: ConfigView, *, attention_bias: bool | None = None, output_bias: bool | None = None, qk_norm: bool = False,
-               default_head_dim: int | None = None) -> Shape:  # fmt: skip
+def read_shape(
+    config: ConfigView,
+    *,
+    attention_bias: bool | None = None,
+    output_bias: bool | None = None,
+    qk_norm: bool = False,
+    default_head_dim: int | None = None,
+) -> Shape:
     """The dimensions from the config; families state what their class fixes."""
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
@@ -76,7 +82,9 @@ def decoder_layer(shape: Shape, window: int | None = None) -> Block:
         q = b.rms_norm("self_attn.q_norm", q, heads=shape.heads)
         k = b.rms_norm("self_attn.k_norm", k, heads=shape.kv_heads)
     q, k = b.rotary(q, k, head_dim=shape.head_dim)
-    context = b.attention(q, k, v, num_heads=shape.heads, num_kv_heads=shape.kv_heads, window=window, dropout=shape.attention_dropout)
+    context = b.attention(
+        q, k, v, num_heads=shape.heads, num_kv_heads=shape.kv_heads, window=window, dropout=shape.attention_dropout
+    )
     x = b.add(b.input, b.linear("self_attn.o_proj", context, shape.hidden, bias=shape.output_bias, split="row"))
 
     normed = b.rms_norm("post_attention_layernorm", x)
@@ -93,9 +101,13 @@ def assemble(config: ConfigView, architecture: str, shape: Shape, windows: list[
     kinds = ["full" if window is None else f"sliding {window}" for window in windows]
     by_kind = dict(zip(kinds, windows, strict=True))
     head, loss = language_head(
-        architecture, shape.hidden, vocab, config.num_labels(), norm=lambda b, x: b.rms_norm("model.norm", x),
+        architecture,
+        shape.hidden,
+        vocab,
+        config.num_labels(),
+        norm=lambda b, x: b.rms_norm("model.norm", x),
         tied_to=EMBEDDING + ".weight" if tied else "",
-    )  # fmt: skip
+    )
     return Description(
         segments=(
             token_embedding(EMBEDDING, vocab, shape.hidden),

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k and v. A sliding window only if `use_sliding_window`, from layer `max_window_layers` on.
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v; a window only if `use_sliding_window`, from layer `max_window_layers` on.
 
 Source: transformers 5, models/qwen2/modeling_qwen2.py and configuration_qwen2.py.
 """

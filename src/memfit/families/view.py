@@ -12,22 +12,26 @@ LARGEST_DIMENSION = 1 << 31
 """No dimension of a real model comes near this; above it a config is broken or hostile."""
 LARGEST_LAYERS = 1 << 16
 
-IRRELEVANT = frozenset("""
-_attn_implementation _attn_implementation_autoset _commit_hash _diffusers_version _name_or_path add_prefix_space architectures
-auto_map attn_implementation begin_suppress_tokens bos_token_id bad_words_ids cache_implementation chunk_size_feed_forward classifier_dropout
-context_window_size custom_pipelines decoder_start_token_id diversity_penalty directionality do_sample dtype early_stopping
-encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-gradient_checkpointing id2label initializer_range is_causal is_decoder is_encoder_decoder is_llama_config label2id layer_norm_eps
-layer_norm_epsilon length_penalty mask_value max_length max_sequence_length min_length model_type n_ctx name_or_path no_repeat_ngram_size
-num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states output_scores pad_token_id pooler_fc_size
-pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type prefill_chunk_size prefix pretraining_tp problem_type
-query_pre_attn_scalar remove_invalid_values repetition_penalty return_dict return_dict_in_generate rms_norm_eps rope_interleaved
-rope_parameters rope_scaling rope_theta rotary_emb_base scale_attn_by_inverse_layer_idx scale_attn_weights selective_checkpoint_enabled sep_token_id
-sequence_parallel_enabled suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer tokenizer_class top_k top_p
-torch_dtype torchscript transformers_version transformers.js_config typical_p unsloth_fixed unsloth_version use_cache use_bfloat16
-use_bidirectional_attention use_mrope summary_activation summary_first_dropout summary_proj_to_labels summary_type
-summary_use_proj sliding_window_size
-""".split())
+IRRELEVANT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _diffusers_version _name_or_path add_prefix_space
+    architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
+    chunk_size_feed_forward classifier_dropout context_window_size custom_pipelines decoder_start_token_id directionality
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    id2label initializer_range is_causal is_decoder is_encoder_decoder is_llama_config label2id layer_norm_eps
+    layer_norm_epsilon length_penalty mask_value max_length max_sequence_length min_length model_type n_ctx name_or_path
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    output_scores pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type prefill_chunk_size prefix pretraining_tp problem_type query_pre_attn_scalar remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate rms_norm_eps rope_interleaved rope_parameters rope_scaling
+    rope_theta rotary_emb_base scale_attn_by_inverse_layer_idx scale_attn_weights selective_checkpoint_enabled
+    sep_token_id sequence_parallel_enabled sliding_window_size summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    unsloth_fixed unsloth_version use_bfloat16 use_bidirectional_attention use_cache use_mrope
+    """.split()  # noqa: SIM905
+)
 """Keys that do not change memory: token ids, generation settings, initialisation, names, constants of formulas."""
 
 
@@ -177,8 +181,12 @@ class ConfigView:
             return "nf4-dq" if raw.get("bnb_4bit_use_double_quant") else "nf4"
         found = _compressed_tensors(raw) if method in ("compressed-tensors", "modelopt", "") else None
         if found is None:
-            raise self._refuse("quantization_config", method or raw, "a method that is known: fp8, fbgemm_fp8, gptq, awq, bitsandbytes, "
-                               "compressed-tensors or modelopt with 4 or 8 bits")  # fmt: skip
+            raise self._refuse(
+                "quantization_config",
+                method or raw,
+                "a method that is known: fp8, fbgemm_fp8, gptq, awq, bitsandbytes, "
+                "compressed-tensors or modelopt with 4 or 8 bits",
+            )
         return found
 
     def finish(self) -> None:
@@ -187,11 +195,15 @@ class ConfigView:
         Raises:
             UnknownArchitectureError: with the names of those keys.
         """
-        left = sorted(str(key)[:60] for key in self._config if key not in self._used and key not in IRRELEVANT and self._config[key] is not None)
+        left = sorted(
+            str(key)[:60]
+            for key in self._config
+            if key not in self._used and key not in IRRELEVANT and self._config[key] is not None
+        )
         if left:
             family = self._config.get("model_type")
             raise UnknownArchitectureError(
-                f"{self.name}: {', '.join(left[:8])}{' and more' if len(left) > 8 else ''} in the config of model_type {family!r} "
+                f"{self.name}: {', '.join(left[:8])}{' and more' if len(left) > 8 else ''} in the config of {family!r} "
                 "may change memory and is not understood; remove it if it does not, or ask for support of it"
             )
 
@@ -207,4 +219,5 @@ def _compressed_tensors(raw: Mapping[str, Any]) -> str | None:
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
             kinds.add((weights.get("type"), weights.get("num_bits")))
-    return {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}.get(next(iter(kinds))) if len(kinds) == 1 else None
+    known: dict[tuple[Any, Any], str] = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}
+    return known.get(kinds.pop()) if len(kinds) == 1 else None

@@ -18,7 +18,8 @@ def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None 
     target = edited or asked
     values = _given(asked.workload, target.workload)
     if edited is not None and resolved is not None:
-        values |= _changed(resolved.workload, edited.workload)
+        changed = _changed(resolved.workload, edited.workload)
+        values |= {name: value for name, value in changed.items() if not _follows(name, asked.workload, edited.workload)}
     words = ["memfit", target.workload.kind, *model_words(asked)]
     words += _flags(type(target.workload), values)
     words += _flags(Overheads, _given(asked.overheads, asked.overheads))
@@ -68,6 +69,17 @@ def _changed(before: Any, after: Any) -> dict[str, Any]:
         elif value != default or field.name == "method":
             found[field.name] = value
     return found
+
+
+def _follows(name: str, asked: Any, edited: Any) -> bool:
+    """Whether memfit decides the same value itself, when the user left it open: it need not be said."""
+    if getattr(asked, name, None) is not None:
+        return False
+    if name == "prompt":
+        return bool(edited.prompt == edited.context)
+    if name == "weight_dtype" and edited.kind != "infer":
+        return str(edited.precision).endswith("-true")
+    return False
 
 
 def _flags(cls: type, values: dict[str, Any]) -> list[str]:

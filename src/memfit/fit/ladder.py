@@ -78,23 +78,31 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate) -> Ladder:
         return Ladder(recommendations=_shown(_worth(singles, current), current), best=None, trials=tuple(singles))
     fitting = [trial for trial in singles if trial.fits == "yes"]
     if fitting:
+        first = _without_changing_the_task(job, estimate, levers) if fitting[0].levers[0].changes_task else None
+        best = first or fitting[0]
         others = [trial for trial in _worth(singles, current) if trial.fits != "yes"]
-        return Ladder(recommendations=_shown([*fitting, *others], current), best=fitting[0], trials=tuple(singles))
+        shown = [*([first] if first else []), *fitting, *others]
+        return Ladder(recommendations=_shown(shown, current), best=best, trials=tuple(singles))
     return _combine(job, estimate, current, levers, singles)
+
+
+def _without_changing_the_task(job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> Trial | None:
+    """A combination of levers that leave the task as it is, if one fits: better than one lever that does not."""
+    return _cheapest_set(job, estimate, [lever for lever in levers if not lever.changes_task])[0]
 
 
 def _combine(job: Job, estimate: EstimateFunction, current: Estimate, levers: Sequence[Lever], singles: list[Trial]) -> Ladder:
     """When no lever alone is enough."""
     together, seen = _cheapest_set(job, estimate, levers)
-    if together is None:
-        tried = [*seen, *singles]
-        if not tried:
-            return Ladder(recommendations=(), best=None)
-        closest = max(tried, key=lambda trial: trial.margin)
-        rest = [trial for trial in _worth(singles, current) if trial is not closest]
-        return Ladder(recommendations=_shown([closest, *rest], current), best=None, closest=closest, trials=tuple(singles))
-    recommendations = _shown([together, *_worth(singles, current)], current)
-    return Ladder(recommendations=recommendations, best=together, trials=tuple(singles))
+    worth = _worth(singles, current)
+    if together is not None:
+        return Ladder(recommendations=_shown([together, *worth], current), best=together, trials=tuple(singles))
+    tried = [*seen, *singles]
+    if not tried:
+        return Ladder(recommendations=(), best=None)
+    closest = max(tried, key=lambda trial: trial.margin)
+    rest = [trial for trial in worth if trial is not closest]
+    return Ladder(recommendations=_shown([closest, *rest], current), best=None, closest=closest, trials=tuple(singles))
 
 
 def _cheapest_set(job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> tuple[Trial | None, list[Trial]]:
@@ -118,23 +126,33 @@ def _cheapest_set(job: Job, estimate: EstimateFunction, levers: Sequence[Lever])
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits_up_to(middle) else (middle, high)
-    return _stripped(seen[high], job, estimate), list(seen.values())
+    return _stripped(seen[high], job, estimate, levers), list(seen.values())
 
 
-def _stripped(trial: Trial, job: Job, estimate: EstimateFunction) -> Trial:
-    """The set without what it does not need, dearest first; its dearest lever is needed, or a cheaper set would have fitted."""
+def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> Trial:
+    """The set without what it does not need, dearest first, and with the cheapest of each group that is enough.
+
+    Its dearest lever is needed: without it, a cheaper set would have fitted.
+    """
     chosen, dropped = list(trial.levers), []
+
+    def enough(set_of_levers: Sequence[Lever]) -> bool:
+        return _try(tuple(set_of_levers), job, estimate, solve=False).fits == "yes"
+
     for lever in reversed(trial.levers[:-1]):
-        fewer = tuple(one for one in chosen if one is not lever)
-        if _try(fewer, job, estimate, solve=False).fits == "yes":
+        if enough([one for one in chosen if one is not lever]):
             chosen.remove(lever)
             dropped.append(lever)
     if len(chosen) > 2:
         # One dearer partner may do what several cheap ones do: fewer changes are better.
-        for partner in reversed(dropped):
-            pair = (partner, chosen[-1])
-            if _try(pair, job, estimate, solve=False).fits == "yes":
-                return _try(pair, job, estimate)
+        partner = next((one for one in reversed(dropped) if enough([one, chosen[-1]])), None)
+        chosen = chosen if partner is None else [partner, chosen[-1]]
+    for place, lever in enumerate(chosen[:-1]):
+        for cheaper in levers[: levers.index(lever)]:
+            swapped = [*chosen[:place], cheaper, *chosen[place + 1 :]]
+            if cheaper.group == lever.group and enough(swapped):
+                chosen = swapped
+                break
     return _try(tuple(chosen), job, estimate)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from memfit.account.estimate import Estimate, Peak
+from memfit.account.estimate import Estimate
 from memfit.fit.answer import Limit
 from memfit.fit.verdict import margin_bytes
 from memfit.job import Inference, Job
@@ -20,6 +20,11 @@ from memfit.options import options_of
 
 if TYPE_CHECKING:
     from memfit.model import Model
+
+_ROUNDING = 8
+"""Bytes by which a straight line may seem to bend, because shares are rounded down to whole bytes."""
+_SAME_SLOPE = 0.01
+"""Judgement: a parabola whose slope is off by more than this share does not describe the estimate."""
 
 EstimateFunction = Callable[[Job], Estimate]
 
@@ -183,7 +188,7 @@ def solve_limit(job: Job, name: str, estimate: EstimateFunction, current: Estima
         return found
 
     per_unit = at(value + 1).peak.device_bytes - current.peak.device_bytes
-    fixed = _fixed_bytes(current.peak, at)
+    fixed = _fixed_bytes(value, per_unit, at)
     if job.cluster is None:
         return Limit(max=None, likely=None, fixed_bytes=fixed, bytes_per_unit=per_unit, binds=current.peak.phase)
     usable, headroom, bound = job.cluster.usable_bytes, job.headroom, largest_allowed(job, name)
@@ -195,20 +200,23 @@ def solve_limit(job: Job, name: str, estimate: EstimateFunction, current: Estima
     )  # fmt: skip
 
 
-def _fixed_bytes(current: Peak, at: Callable[[int], Estimate]) -> int:
-    """What would remain at a value of zero: the phase that binds now, extrapolated from values 1 and 2, and its overhead.
+def _fixed_bytes(value: int, per_unit: int, at: Callable[[int], Estimate]) -> int:
+    """What would remain at a value of zero: the straight line, or where it bends the parabola, through the current value.
 
-    Not `peak - value x slope`: where memory grows with the square of the value, that falls below what is really fixed.
+    With f0, f1, f2 at v, v + h and v + 2h (h = v / 8), D1 = f1 - f0 and D2 = f2 - 2 f1 + f0:
+    f(0) = f0 - v D1 / h + v (v + h) D2 / (2 h^2). A parabola that does not have the slope seen at v is a bend between two
+    phases: then, and at small values, the straight line through v is taken.
     """
-    one, two = at(1), at(2)
-
-    def device_bytes(found: Estimate) -> int:
-        of_phase = [phase.allocated_bytes for phase in found.worst.phases if phase.name == current.phase and not phase.first_step]
-        if not of_phase:
-            return found.peak.device_bytes
-        return max(of_phase) + found.peak.device_bytes - found.peak.allocated_bytes
-
-    return max(0, 2 * device_bytes(one) - device_bytes(two))
+    f0, step = at(value).peak.device_bytes, value // 8
+    line = max(0, f0 - value * per_unit)
+    if step < 2:
+        return line
+    f1, f2 = at(value + step).peak.device_bytes, at(value + 2 * step).peak.device_bytes
+    first, second = f1 - f0, f2 - 2 * f1 + f0
+    slope = first / step - second * (step - 1) / (2 * step * step)
+    if abs(second) <= _ROUNDING or abs(slope - per_unit) > _SAME_SLOPE * abs(per_unit):
+        return line
+    return max(0, f0 - value * first // step + value * (value + step) * second // (2 * step * step))
 
 
 def _remark(job: Job, name: str, certain: int, bound: int) -> str:

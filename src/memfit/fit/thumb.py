@@ -80,6 +80,8 @@ def _difference(name: str, actual: int, ruled: int) -> str:
     label = name.replace("_", " ").replace("kv ", "KV ")
     if name == _EVERYTHING_ELSE:
         return f"the rule's 20 % for everything else is {format_gib(ruled)}"
+    if actual == 0:
+        return f"no {label} at that moment ({format_gib(ruled)} in the rule)"
     if ruled == 0:
         return f"{label} of {format_gib(actual)} not in the rule"
     return f"{label} of {format_gib(actual)} instead of {format_gib(ruled)}"

@@ -1,7 +1,7 @@
 """Attention kernels: what each keeps for backward, its layout and its scratch.
 
 Which one runs is torch's choice for `sdpa`: flash for 16 bit without a mask (grouped heads native, head dimension up to 256),
-memory-efficient otherwise, and the math path for grouped heads that neither takes (fp32, or a head dimension above 256 when grouped).
+memory-efficient otherwise, and the math path for grouped heads that neither takes (fp32).
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 integrations/sdpa_attention.py.
 """
 
@@ -136,8 +136,8 @@ def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Two matrix products around a softmax over the full score matrix.
 
-    Keeps the softmax (fp32 where the model asks for it) and the 16-bit probabilities: 6 a s in 16 bit, 4 a s in fp32; dropout adds its
-    mask and its result. Batched products copy head-strided operands; the copy is kept in place of the operand.
+    Keeps the softmax (fp32 where the model asks for it) and the 16-bit probabilities: 6 a s in 16 bit, 4 a s in fp32; dropout
+    adds its mask and its result. Batched products copy head-strided operands; the copy is kept in place of the operand.
     """
     tape = context.tape
     heads = op.attributes["num_heads"]

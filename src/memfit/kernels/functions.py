@@ -10,8 +10,15 @@ from memfit.model.description import ONCE, TOKEN, Parameter
 from memfit.precision import DTYPE_BYTES, QuantizedFormat
 
 
-def unary(tape: Tape, x: Tensor, *, save_input: bool = False, save_output: bool = False, dtype: str | None = None,
-          backward_scratch: int = 0) -> Tensor:  # fmt: skip
+def unary(
+    tape: Tape,
+    x: Tensor,
+    *,
+    save_input: bool = False,
+    save_output: bool = False,
+    dtype: str | None = None,
+    backward_scratch: int = 0,
+) -> Tensor:
     """One new tensor from one; keeps its input, its result, or nothing. `backward_scratch`: copies of x beside the gradient."""
     out = tape.tensor(x.axis, x.width, dtype or x.dtype)
     saved = ([x] if save_input else []) + ([out] if save_output else [])
@@ -83,7 +90,7 @@ def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None
         copy_bytes = count * DTYPE_BYTES[policy.compute] if copy is not None else 0
         weight_grads.append((count * DTYPE_BYTES[policy.weight], copy_bytes, parameter.tied_to or parameter.name))
         if bias is not None:
-            weight_grads.append((bias.count * DTYPE_BYTES[policy.weight], 0, bias.name))
+            weight_grads.append((bias.num_elements * DTYPE_BYTES[policy.weight], 0, bias.name))
     inputs = (x,) if copy is None else (x, copy)
     tape.record(inputs, (out,), saved=saved, weight_grads=tuple(weight_grads), view_gradient=True)
     if copy is not None:
@@ -104,15 +111,18 @@ def _quantized_linear(tape: Tape, parameter: Parameter, quantized: QuantizedForm
 def _adapted(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor, base: Tensor) -> Tensor:
     """PEFT's LoRA layer: result + B(A(dropout(x.to(A.dtype)))) * scaling, cast back to the result's format."""
     tape = context.tape
-    policy = tape.policy
     out_features, in_features = parameter.shape
     x = tape.cast(x, adapter.dtype)
     x = dropout(context, x, adapter.dropout)
-    low = _adapter_linear(context, Parameter(parameter.name + ".lora_A", (adapter.rank, in_features), "adapter"), adapter.dtype, x)
-    high = _adapter_linear(context, Parameter(parameter.name + ".lora_B", (out_features, adapter.rank), "adapter"), adapter.dtype, low)
+    low = _adapter_linear(
+        context, Parameter(parameter.name + ".lora_A", (adapter.rank, in_features), "adapter"), adapter.dtype, x
+    )
+    high = _adapter_linear(
+        context, Parameter(parameter.name + ".lora_B", (out_features, adapter.rank), "adapter"), adapter.dtype, low
+    )
     scaled = unary(tape, high)
     total = add(tape, base, scaled)
-    return tape.cast(total, base.dtype if not policy.autocast else base.dtype)
+    return tape.cast(total, base.dtype)
 
 
 def _adapter_linear(context: Context, parameter: Parameter, dtype: str, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memfit.kernels import attention, functions, modules
@@ -24,12 +25,12 @@ def _one(result: Tensor) -> list[Tensor]:
     return [result]
 
 
-_KERNELS = {
+_KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
     "rms_norm": lambda context, op, x: _one(modules.rms_norm(context, op, x)),
     "layer_norm": lambda context, op, x: _one(modules.layer_norm(context, op, x)),
-    "rotary": lambda context, op, q, k: modules.rotary(context, op, q, k),
+    "rotary": modules.rotary,
     "attention": lambda context, op, q, k, v: _one(attention.attention(context, op, q, k, v)),
-    "split": lambda context, op, x: modules.split(context, op, x),
+    "split": modules.split,
     "activation": lambda context, op, x: _one(modules.activation(context, op, x)),
     "softcap": lambda context, op, x: _one(modules.softcap(context, op, x)),
     "multiply": lambda context, op, a, b: _one(functions.multiply(context.tape, a, b)),
@@ -60,7 +61,7 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
     output = x
     head: Op | None = None
     for op in block.ops:
-        inputs = [values[value.index] for value in op.inputs]
+        inputs = [values[value.id] for value in op.inputs]
         if op.kind == "head":
             head = op
         fused = head is not None and policy.loss == "fused" and policy.training
@@ -85,10 +86,10 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
         if op.kind == "head" and not fused:
             tape.first_logits = results[0].storage
         for value, result in zip(op.outputs, results, strict=True):
-            values[value.index] = output = result
+            values[value.id] = output = result
     if head is not None and policy.generating:
         output = _sampled(tape, output)
-    return Lowered(tape, x, values.get(block.output.index, output), logits)
+    return Lowered(tape, x, values.get(block.output.id, output), logits)
 
 
 def _last_position(tape: Tape, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from memfit.precision import DTYPE_BYTES
 def _weight_grad(context: Context, parameter: Parameter) -> tuple[tuple[int, int, str], ...]:
     if not context.trained(parameter):
         return ()
-    return ((parameter.count * DTYPE_BYTES[context.tape.policy.weight], 0, parameter.name),)
+    return ((parameter.num_elements * DTYPE_BYTES[context.tape.policy.weight], 0, parameter.name),)
 
 
 def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
@@ -35,13 +35,23 @@ def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
     grads = _weight_grad(context, weight)
     if op.attributes["offset"]:
         out = tape.tensor(x.axis, x.width, "fp32")
-        tape.record((normalised,), (out,), saved=(normalised,) if grads else (), weight_grads=grads,
-                    backward_scratch=[normalised.size] if grads else [])  # fmt: skip
+        tape.record(
+            (normalised,),
+            (out,),
+            saved=(normalised,) if grads else (),
+            weight_grads=grads,
+            backward_scratch=[normalised.size] if grads else [],
+        )
         return tape.cast(out, dtype)
     normalised = tape.cast(normalised, dtype)
     out = tape.tensor(x.axis, x.width, tape.policy.weight if DTYPE_BYTES[tape.policy.weight] > DTYPE_BYTES[dtype] else dtype)
-    tape.record((normalised,), (out,), saved=(normalised,) if grads else (), weight_grads=grads,
-                backward_scratch=[normalised.size] if grads else [])  # fmt: skip
+    tape.record(
+        (normalised,),
+        (out,),
+        saved=(normalised,) if grads else (),
+        weight_grads=grads,
+        backward_scratch=[normalised.size] if grads else [],
+    )
     return out
 
 
@@ -73,11 +83,10 @@ def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None) -> Ten
     table = tape.policy.weight if tape.policy.autocast else x.dtype
     dtype = "fp32" if "fp32" in (table, x.dtype) else x.dtype
     with_cos = functions.unary(tape, x, dtype=dtype)
-    half = _slice(tape, x, width // 2)
-    negated = functions.unary(tape, half)
-    other = _slice(tape, x, width // 2)
     rotated = tape.tensor(x.axis, width, x.dtype)
-    tape.record((negated, other), (rotated,))
+    half = (x.axis, x.size[1] // 2)
+    # cat((-x2, x1)): forward negates one half; backward negates it back and fills a whole tensor of zeros for each half
+    tape.record((x,), (rotated,), scratch=(half,), backward_scratch=(half, x.size))
     with_sin = functions.unary(tape, rotated, dtype=dtype)
     out = functions.add(tape, with_cos, with_sin)
     if rotary_dim is None:
@@ -192,7 +201,9 @@ def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) 
     weight_scratch: list[Size] = []
     outputs = [value, grad_x]
     if trained:
-        grad_w = tape.tensor(ONCE, weight.shape[0] * weight.shape[1], tape.policy.compute if tape.policy.autocast else tape.policy.weight)
+        grad_w = tape.tensor(
+            ONCE, weight.shape[0] * weight.shape[1], tape.policy.compute if tape.policy.autocast else tape.policy.weight
+        )
         outputs.append(grad_w)
         saved.append(grad_w)
         weight_scratch.append(grad_w.size)
@@ -212,7 +223,6 @@ def opaque(context: Context, op: Op) -> Tensor:
     tape = context.tape
     (weight,) = op.parameters
     out = tape.tensor(op.outputs[0].axis, op.outputs[0].width, tape.policy.compute)
-    grads = ((weight.count * DTYPE_BYTES[tape.policy.weight], 0, weight.name),) if context.trained(weight) else ()
+    grads = ((weight.num_elements * DTYPE_BYTES[tape.policy.weight], 0, weight.name),) if context.trained(weight) else ()
     tape.record((), (out,), saved=(out,), weight_grads=grads)
     return out
-

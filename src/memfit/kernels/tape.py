@@ -20,7 +20,7 @@ _PROMOTION = {"fp32": 3, "bf16": 2, "fp16": 2, "bool": 0, "int64": 0}
 class Tensor:
     """`width` elements of `dtype` per unit of `axis`, in a storage that other tensors may share. Storage -1: a parameter."""
 
-    __slots__ = ("axis", "dtype", "requires_grad", "storage", "width")
+    __slots__ = ("axis", "dtype", "requires_grad", "size", "storage", "width")
 
     def __init__(self, storage: int, axis: int, width: int, dtype: str, requires_grad: bool) -> None:
         self.storage = storage
@@ -28,11 +28,7 @@ class Tensor:
         self.width = width
         self.dtype = dtype
         self.requires_grad = requires_grad
-
-    @property
-    def size(self) -> Size:
-        """Axis and bytes per unit of it."""
-        return self.axis, self.width * DTYPE_BYTES[self.dtype]
+        self.size: Size = (axis, width * DTYPE_BYTES[dtype])
 
 
 class Node:
@@ -40,9 +36,17 @@ class Node:
 
     __slots__ = ("alias", "backward_scratch", "inputs", "outputs", "saved", "scratch", "view_gradient", "weight_grads")
 
-    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], saved: tuple[int, ...], alias: bool,
-                 weight_grads: tuple[tuple[int, int, str], ...], scratch: Sequence[Size], backward_scratch: Sequence[Size],
-                 view_gradient: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        saved: tuple[int, ...],
+        alias: bool,
+        weight_grads: tuple[tuple[int, int, str], ...],
+        scratch: Sequence[Size],
+        backward_scratch: Sequence[Size],
+        view_gradient: bool,
+    ) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.saved = saved
@@ -73,25 +77,41 @@ class Tape:
 
     def tensor(self, axis: int, width: int, dtype: str, requires_grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""
-        self.sizes.append((axis, width * DTYPE_BYTES[dtype]))
-        return Tensor(len(self.sizes) - 1, axis, width, dtype, requires_grad)
+        made = Tensor(len(self.sizes), axis, width, dtype, requires_grad)
+        self.sizes.append(made.size)
+        return made
 
     def view(self, base: Tensor, width: int) -> Tensor:
         """A part of `base`, or another shape of it, in the same storage."""
         return Tensor(base.storage, base.axis, width, base.dtype, base.requires_grad)
 
-    def record(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, saved: Sequence[Tensor] = (), alias: bool = False,
-               weight_grads: tuple[tuple[int, int, str], ...] = (), scratch: Sequence[Size] = (),
-               backward_scratch: Sequence[Size] = (), view_gradient: bool = False) -> None:  # fmt: skip
+    def record(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        saved: Sequence[Tensor] = (),
+        alias: bool = False,
+        weight_grads: tuple[tuple[int, int, str], ...] = (),
+        scratch: Sequence[Size] = (),
+        backward_scratch: Sequence[Size] = (),
+        view_gradient: bool = False,
+    ) -> None:
         """Append a node; outputs require a gradient if an input or a parameter does, and only then is anything saved."""
-        requires = self.grad and (bool(weight_grads) or any(one.requires_grad for one in inputs))
+        requires = self.grad and bool(weight_grads)
+        if self.grad and not requires:
+            for one in inputs:
+                if one.requires_grad:
+                    requires = True
+                    break
         kept: tuple[int, ...] = ()
         if requires:
             for one in outputs:
                 one.requires_grad = True
-            kept = tuple({one.storage for one in saved if one.storage >= 0})
-        self.nodes.append(Node(inputs, outputs, kept, alias, weight_grads if requires else (), scratch, backward_scratch,
-                               view_gradient))  # fmt: skip
+            kept = tuple({one.storage for one in saved}) if saved else ()
+        self.nodes.append(
+            Node(inputs, outputs, kept, alias, weight_grads if requires else (), scratch, backward_scratch, view_gradient)
+        )
 
     def promote(self, *tensors: Tensor) -> str:
         """The format of an element-wise result: the widest of its inputs'."""

@@ -20,8 +20,16 @@ class BlockBuilder:
         self._num_values += 1
         return value
 
-    def _op(self, kind: str, name: str, inputs: tuple[Value, ...], width: int, parameters: tuple[Parameter, ...] = (),
-            axis: int | None = None, **attributes: object) -> Value:  # fmt: skip
+    def _op(
+        self,
+        kind: str,
+        name: str,
+        inputs: tuple[Value, ...],
+        width: int,
+        parameters: tuple[Parameter, ...] = (),
+        axis: int | None = None,
+        **attributes: object,
+    ) -> Value:
         output = self._value(inputs[0].axis if axis is None else axis, width)
         self._ops.append(Op(kind, name, inputs, (output,), parameters, attributes))
         return output
@@ -32,14 +40,26 @@ class BlockBuilder:
 
     def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN) -> Value:
         """Table look-up: rows x width parameters; ids are the batch's (axis token) or the positions."""
-        return self._op("embedding", name, (self.input,), width, (Parameter(name + ".weight", (rows, width), "embedding", "vocab"),), axis)
+        return self._op(
+            "embedding", name, (self.input,), width, (Parameter(name + ".weight", (rows, width), "embedding", "vocab"),), axis
+        )
 
     def position_embedding(self, name: str, rows: int, width: int) -> Value:
         """A learned table over positions, without a batch dimension."""
         return self.embedding(name, rows, width, axis=POSITION)
 
-    def linear(self, name: str, x: Value, out: int, *, bias: bool = False, split: str = "column", tied_to: str = "",
-               role: str = "linear", kind: str = "linear") -> Value:  # fmt: skip
+    def linear(
+        self,
+        name: str,
+        x: Value,
+        out: int,
+        *,
+        bias: bool = False,
+        split: str = "column",
+        tied_to: str = "",
+        role: str = "linear",
+        kind: str = "linear",
+    ) -> Value:
         """y = x W^T [+ b]; W is out x in."""
         parameters = [Parameter(name + ".weight", (out, x.width), role, split, tied_to)]
         if bias:
@@ -68,18 +88,42 @@ class BlockBuilder:
         self._ops.append(Op("rotary", "rotary", (q, k), (out_q, out_k), (), attributes))
         return out_q, out_k
 
-    def attention(self, q: Value, k: Value, v: Value, *, num_heads: int, num_kv_heads: int, causal: bool = True,
-                  window: int | None = None, softcap: bool = False, dropout: float = 0.0, head_major: bool = False,
-                  softmax_dtype: str | None = "fp32", cached: bool = True) -> Value:  # fmt: skip
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        causal: bool = True,
+        window: int | None = None,
+        softcap: bool = False,
+        dropout: float = 0.0,
+        head_major: bool = False,
+        softmax_dtype: str | None = "fp32",
+        cached: bool = True,
+    ) -> Value:
         """softmax(q k^T / sqrt(d)) v; `head_major`: q lies as (batch, heads, seq, dim) in memory, so the output is copied.
 
         `softmax_dtype`: eager implementations that ask for a softmax in fp32; `None` leaves it in the scores' format.
         """
         if cached:
             self._cache = CacheSpec(k.width + v.width, window)
-        return self._op("attention", "attention", (q, k, v), num_heads * (v.width // num_kv_heads), num_heads=num_heads,
-                        num_kv_heads=num_kv_heads, causal=causal, window=window, softcap=softcap, dropout=dropout,
-                        head_major=head_major, softmax_dtype=softmax_dtype)  # fmt: skip
+        return self._op(
+            "attention",
+            "attention",
+            (q, k, v),
+            num_heads * (v.width // num_kv_heads),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            dropout=dropout,
+            head_major=head_major,
+            softmax_dtype=softmax_dtype,
+        )
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         """Views of a fused projection: the whole stays in memory as long as any part does."""

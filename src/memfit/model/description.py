@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memfit.job import Assumption
+if TYPE_CHECKING:
+    from memfit.job import Assumption
 
 AXES = ("once", "position", "sequence", "token", "key-token", "pair", "position-pair")
 ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, PAIR, POSITION_PAIR = range(len(AXES))
@@ -40,7 +41,7 @@ class Parameter(NamedTuple):
     """The name of the parameter whose tensor this is (a head that shares the embedding): counted there."""
 
     @property
-    def count(self) -> int:
+    def num_elements(self) -> int:
         """Elements, 0 if tied."""
         return 0 if self.tied_to else prod(self.shape)
 
@@ -48,7 +49,7 @@ class Parameter(NamedTuple):
 class Value(NamedTuple):
     """A tensor within a block: `width` elements for each unit of its axis."""
 
-    index: int
+    id: int
     axis: int
     width: int
 
@@ -92,7 +93,7 @@ class Block(NamedTuple):
     @property
     def num_parameters(self) -> int:
         """Elements of the parameters that belong to this block."""
-        return sum(parameter.count for parameter in self.parameters)
+        return sum(parameter.num_elements for parameter in self.parameters)
 
 
 class Segment(NamedTuple):

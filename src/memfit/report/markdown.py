@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memfit.report.text import (
     NOTICE,
     cluster_name,
+    component_name,
     fits_word,
     flags_text,
     headline,
@@ -15,10 +16,10 @@ from memfit.report.text import (
     percent,
     plain,
     question,
+    show_bytes,
     show_value,
     version,
 )
-from memfit.units import format_gib
 
 if TYPE_CHECKING:
     from memfit.fit.answer import Answer
@@ -65,16 +66,16 @@ def _components(answer: Answer) -> str:
     rank = answer.estimate.worst
     peak = rank.peak
     rows = [
-        [one.name.replace("_", " "), format_gib(one.bytes), format_gib(one.at_peak_bytes),
+        [component_name(one.name), show_bytes(one.bytes), show_bytes(one.at_peak_bytes),
          percent(one.at_peak_bytes, peak.device_bytes), one.basis, code(one.formula)]
         for one in rank.components
         if one.bytes
     ]  # fmt: skip
     for name, size in (("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes), ("device", peak.device_bytes)):
-        rows.append([f"**{name}**", "", f"**{format_gib(size)}**", percent(size, peak.device_bytes), "", ""])
+        rows.append([f"**{name}**", "", f"**{show_bytes(size)}**", percent(size, peak.device_bytes), "", ""])
     if answer.job.cluster is not None:
         usable = answer.job.cluster.usable_bytes
-        rows.append(["**usable**", "", f"**{format_gib(usable)}**", "", "", escape(cluster_name(answer.job.cluster))])
+        rows.append(["**usable**", "", f"**{show_bytes(usable)}**", "", "", escape(cluster_name(answer.job.cluster))])
     return table(["component", "largest", f"at the peak ({escape(peak.phase)})", "share", "basis", "formula"], rows, "lrrrll")
 
 
@@ -86,7 +87,7 @@ def _recommendations(answer: Answer) -> str:
     if not answer.recommendations:
         return ""
     rows = [
-        [escape(one.change), format_gib(one.peak_bytes), format_gib(one.saves_bytes), fits_word(one.fits), escape(one.cost),
+        [escape(one.change), show_bytes(one.peak_bytes), show_bytes(one.saves_bytes), fits_word(one.fits), escape(one.cost),
          code(flags_text(one))]
         for one in answer.recommendations
     ]  # fmt: skip
@@ -95,8 +96,8 @@ def _recommendations(answer: Answer) -> str:
 
 def _phases(answer: Answer) -> str:
     rows = [
-        [escape(phase.name) + (" (first step)" if phase.first_step else ""), format_gib(phase.allocated_bytes),
-         ", ".join(f"{name.replace('_', ' ')} {format_gib(size)}" for name, size in phase.components.items() if size)]
+        [escape(phase.name) + (" (first step)" if phase.first_step else ""), show_bytes(phase.allocated_bytes),
+         ", ".join(f"{component_name(name)} {show_bytes(size)}" for name, size in phase.components.items() if size)]
         for phase in answer.estimate.worst.phases
     ]  # fmt: skip
     return details("Phases", table(["phase", "allocated", "made of"], rows, "lrl")) if rows else ""
@@ -104,8 +105,8 @@ def _phases(answer: Answer) -> str:
 
 def _limits(answer: Answer) -> str:
     rows = [
-        [escape(name), show_value(one.max) if one.max is not None else "", show_value(one.likely) if one.likely is not None else "",
-         format_gib(one.fixed_bytes), format_gib(one.bytes_per_unit), escape(one.binds)]
+        [escape(name), "" if one.max is None else show_value(one.max), "" if one.likely is None else show_value(one.likely),
+         show_bytes(one.fixed_bytes), show_bytes(one.bytes_per_unit), escape(one.binds)]
         for name, one in answer.limits.items()
     ]  # fmt: skip
     header = ["number", "largest that fits", "likely", "fixed", "per unit", "binds"]
@@ -123,7 +124,8 @@ def _rule(answer: Answer) -> str:
     rule = answer.rule_of_thumb
     if rule is None:
         return ""
-    return details("Rule of thumb", f"{code(rule.formula, in_table=False)} = {format_gib(rule.bytes)}. {escape(rule.differs_because)}")
+    text = f"{code(rule.formula, in_table=False)} = {show_bytes(rule.bytes)}. {escape(rule.differs_because)}"
+    return details("Rule of thumb", text)
 
 
 def _steps(answer: Answer) -> str:

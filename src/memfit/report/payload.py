@@ -72,15 +72,21 @@ def json_value(value: Any) -> Any:
     return str(value)
 
 
-def trainable_parameters(answer: Answer) -> int | None:
-    """Parameters that the optimizer updates: what the estimate counted; else all in full training, none in inference."""
+def trainable_parameters(answer: Answer) -> int:
+    """Parameters that the optimizer updates: none in inference, the adapters' in LoRA and QLoRA, else all."""
     counted = answer.estimate.trainable_parameters
+    workload = answer.job.workload
     if counted is not None:
         return counted
-    workload = answer.job.workload
     if workload.kind == "infer":
         return 0
-    return answer.job.model.num_parameters if getattr(workload, "method", "full") == "full" else None
+    if getattr(workload, "method", "full") == "full":
+        return answer.job.model.num_parameters
+    from memfit.fit.thumb import adapter_parameters
+    from memfit.job import FineTuning
+
+    assert isinstance(workload, FineTuning)
+    return adapter_parameters(workload, answer.estimate)
 
 
 def _model(answer: Answer) -> dict[str, Any]:

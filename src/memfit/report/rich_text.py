@@ -1,4 +1,4 @@
-"""The few shapes that the terminal faces share: tables, headings, bars, and the rendering to text. Imports rich: import it late."""
+"""What the terminal faces share: tables, headings, bars, and the rendering to text. Imports rich: import it late."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ VERDICT_STYLES = {"yes": "bold green", "tight": "bold yellow", "no": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its heading, whether its cells are numbers (right, never wrapped), and its share of the free width."""
+    """A column: its heading, whether its cells are numbers (set to the right), and whether its cells may be wrapped."""
 
     title: str
     number: bool = False
     wrap: bool = False
-    ratio: int | None = None
 
 
-def table(columns: Sequence[Column], look: Look, *, expand: bool = False) -> Table:
+def table(columns: Sequence[Column], look: Look) -> Table:
     """An empty table with rules between its sections and no frame."""
     made = Table(
         box=_RULES_UNICODE if look.unicode else _RULES,
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        expand=expand,
         header_style="bold",
         border_style="dim",
     )
@@ -49,7 +47,7 @@ def table(columns: Sequence[Column], look: Look, *, expand: bool = False) -> Tab
             justify="right" if one.number else "left",
             no_wrap=not one.wrap,
             overflow="fold",
-            ratio=one.ratio,
+            min_width=10 if one.wrap else None,
         )
     return made
 

@@ -22,7 +22,7 @@ from memfit.report.rich_text import (
 )
 from memfit.report.text import (
     NOTICE,
-    cluster_name,
+    component_name,
     fits_word,
     flags_text,
     headline,
@@ -30,18 +30,20 @@ from memfit.report.text import (
     percent,
     plain,
     question,
+    show_bytes,
     show_value,
     version,
 )
-from memfit.units import format_gib
 
 if TYPE_CHECKING:
     from memfit.account.estimate import Rank
     from memfit.fit.answer import Answer
 
+_NUMBERS = ("allocated", "reserved", "device")
 _BAR_WIDTH = 8
 _WIDE_ENOUGH_FOR_BARS = 92
 _WIDE_ENOUGH_FOR_FORMULAS = 72
+_WIDE_ENOUGH_FOR_REASONS = 80
 
 
 def render(answer: Answer, look: Look, explain: bool = False) -> str:
@@ -69,7 +71,7 @@ def _first_lines(answer: Answer) -> Iterator[RenderableType]:
     where = f" ({plain(peak.where)})" if peak.where else ""
     ranks = answer.estimate.ranks
     on_rank = f" on rank {plain(answer.estimate.worst.rank)}" if len(ranks) > 1 else ""
-    yield Text(f"Peak at {plain(peak.phase)}{where}{on_rank}: {format_gib(peak.device_bytes)} per device; {interval(answer)}")
+    yield Text(f"Peak {show_bytes(peak.device_bytes)} at {plain(peak.phase)}{where}{on_rank}; {interval(answer)}")
     if answer.job.cluster is not None and answer.job.cluster.reading:
         yield Text(f"Device: {plain(answer.job.cluster.reading)}")
     change = _smallest_change(answer)
@@ -83,8 +85,7 @@ def _smallest_change(answer: Answer) -> str:
         return ""
     for one in answer.recommendations:
         if one.fits == "yes":
-            flags = flags_text(one)
-            return f"Smallest change that fits: {plain(one.change)}" + (f" ({flags})" if flags else "")
+            return f"Smallest change that fits: {plain(one.change)}"
     return "None of the changes that memfit tried makes it fit." if answer.recommendations else ""
 
 
@@ -93,14 +94,14 @@ def _components(answer: Answer, look: Look, explain: bool) -> Iterator[Renderabl
     whole = rank.peak.device_bytes
     bars = look.width >= _WIDE_ENOUGH_FOR_BARS
     formulas = look.width >= _WIDE_ENOUGH_FOR_FORMULAS
-    columns = [Column("component"), Column("largest", number=True), Column("at the peak", number=True), Column("share", number=True)]
+    columns = [Column("component"), *(Column(title, number=True) for title in ("largest", "at the peak", "share"))]
     columns += [Column("")] if bars else []
     columns += [Column("basis")]
     columns += [Column("formula", wrap=True)] if formulas else []
     made = table(columns, look)
     shown = [one for one in rank.components if one.bytes or one.at_peak_bytes]
     for index, one in enumerate(shown):
-        row = [cell(one.name.replace("_", " ")), cell(format_gib(one.bytes)), cell(format_gib(one.at_peak_bytes)),
+        row = [cell(component_name(one.name)), cell(show_bytes(one.bytes)), cell(show_bytes(one.at_peak_bytes)),
                cell(percent(one.at_peak_bytes, whole))]  # fmt: skip
         row += [Text(bar(one.at_peak_bytes, whole, _BAR_WIDTH, look), style="cyan")] if bars else []
         row += [cell(one.basis)]
@@ -109,12 +110,13 @@ def _components(answer: Answer, look: Look, explain: bool) -> Iterator[Renderabl
         made.add_row(*row, end_section=index == len(shown) - 1)
     padding = [cell("")] * bars
     for name, size, note in _totals(answer, rank):
-        row = [cell(name, "bold"), cell(""), cell(format_gib(size), "bold"), cell(percent(size, whole)), *padding, cell("")]
+        share = percent(size, whole) if name in _NUMBERS else ""
+        row = [cell(name, "bold"), cell(""), cell(show_bytes(size), "bold"), cell(share), *padding, cell("")]
         made.add_row(*row, *([cell(note, "dim")] if formulas else []))
     yield made
     if not formulas:
         for one in shown:
-            yield Text.assemble((one.name.replace("_", " ") + ": ", "bold"), _formula(one.formula, one.source if explain else ""))
+            yield Text.assemble((component_name(one.name) + ": ", "bold"), _formula(one.formula, one.source if explain else ""))
 
 
 def _formula(formula: str, source: str) -> Text:
@@ -127,13 +129,13 @@ def _formula(formula: str, source: str) -> Text:
 def _totals(answer: Answer, rank: Rank) -> Iterator[tuple[str, int, str]]:
     """The three numbers, and what the device offers: `device` and `free` add up to `usable`."""
     peak = rank.peak
-    yield "allocated", peak.allocated_bytes, "tensors: torch.cuda.max_memory_allocated"
-    yield "reserved", peak.reserved_bytes, "held by the allocator: max_memory_reserved"
-    yield "device", peak.device_bytes, "the process on the device: nvidia-smi"
+    yield "allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated"
+    yield "reserved", peak.reserved_bytes, "torch.cuda.max_memory_reserved"
+    yield "device", peak.device_bytes, "the process in nvidia-smi"
     cluster = answer.job.cluster
     if cluster is not None:
         free = cluster.usable_bytes - peak.device_bytes
-        yield ("free" if free >= 0 else "short by"), abs(free), f"of {format_gib(cluster.usable_bytes)} usable on {cluster_name(cluster)}"
+        yield ("free" if free >= 0 else "short by"), abs(free), f"of {show_bytes(cluster.usable_bytes)} usable"
 
 
 def _limits(answer: Answer, look: Look) -> Iterator[RenderableType]:
@@ -143,18 +145,20 @@ def _limits(answer: Answer, look: Look) -> Iterator[RenderableType]:
     yield Text("")
     yield heading("Limits" if answer.job.cluster is not None else "Memory per unit")
     if answer.limits:
-        columns = [Column(""), Column("largest that fits", number=True), Column("likely", number=True), Column("fixed", number=True),
-                   Column("per unit", number=True), Column("binds at")]  # fmt: skip
+        columns = [Column(""), Column("largest", number=True), Column("likely", number=True), Column("fixed", number=True),
+                   Column("per unit", number=True)]  # fmt: skip
+        wide = look.width >= _WIDE_ENOUGH_FOR_FORMULAS
+        columns += [Column("binds at")] if wide else []
         made = table(columns, look)
         for name, one in answer.limits.items():
             made.add_row(cell(name), cell("" if one.max is None else show_value(one.max), "bold"),
-                         cell("" if one.likely is None else show_value(one.likely)), cell(format_gib(one.fixed_bytes)),
-                         cell(format_gib(one.bytes_per_unit)), cell(one.binds))  # fmt: skip
+                         cell("" if one.likely is None else show_value(one.likely)), cell(show_bytes(one.fixed_bytes)),
+                         cell(show_bytes(one.bytes_per_unit)), *([cell(one.binds)] if wide else []))  # fmt: skip
         yield indented(made)
     if cache is not None:
-        text = f"KV cache: {format_gib(cache.bytes_per_token)} per token, {format_gib(cache.bytes_per_sequence)} per sequence"
+        text = f"KV cache: {show_bytes(cache.bytes_per_token)} per token, {show_bytes(cache.bytes_per_sequence)} per sequence"
         if cache.pool_bytes is not None:
-            text += f"; pool {format_gib(cache.pool_bytes)}"
+            text += f"; pool {show_bytes(cache.pool_bytes)}"
         if cache.pool_tokens is not None:
             text += f" for {cache.pool_tokens:,} tokens"
         yield indented(Text(text))
@@ -165,13 +169,14 @@ def _recommendations(answer: Answer, look: Look) -> Iterator[RenderableType]:
         return
     yield Text("")
     yield heading("What would change it")
-    columns = [Column("change", wrap=True), Column("peak", number=True), Column("saves", number=True), Column("fits"),
-               Column("cost", wrap=True), Column("flags", wrap=True)]  # fmt: skip
-    made = table(columns, look)
+    made = table([Column("fits"), Column("peak", number=True), Column("saves", number=True), Column("change", wrap=True)], look)
     styles = {"yes": "green", "tight": "yellow", "no": "red"}
     for one in answer.recommendations:
-        made.add_row(cell(one.change), cell(format_gib(one.peak_bytes)), cell(format_gib(one.saves_bytes)),
-                     cell(fits_word(one.fits), styles.get(one.fits or "", "")), cell(one.cost), cell(flags_text(one)))  # fmt: skip
+        words = cell(one.change, "bold")
+        words.append(f"\ncosts: {plain(one.cost)}" if one.cost else "", style="not bold")
+        words.append(f"\nflags: {flags_text(one)}" if one.flags else "", style="not bold dim")
+        made.add_row(cell(fits_word(one.fits), styles.get(one.fits or "", "")), cell(show_bytes(one.peak_bytes)),
+                     cell(show_bytes(one.saves_bytes)), words)  # fmt: skip
     yield indented(made)
 
 
@@ -182,12 +187,15 @@ def _phases(answer: Answer, look: Look) -> Iterator[RenderableType]:
     yield Text("")
     yield heading("Phases (allocated)")
     largest = max(phase.allocated_bytes for phase in phases)
-    made = table([Column("phase"), Column("allocated", number=True), Column(""), Column("mostly", wrap=True)], look)
+    wide = look.width >= _WIDE_ENOUGH_FOR_REASONS
+    columns = [Column("phase"), Column("allocated", number=True), Column("")]
+    made = table([*columns, Column("mostly", wrap=True)] if wide else columns, look)
     for phase in phases:
         top = sorted(phase.components.items(), key=lambda item: -item[1])[:3]
-        mostly = ", ".join(f"{name.replace('_', ' ')} {format_gib(size)}" for name, size in top if size)
-        made.add_row(cell(phase.name + (" (first step)" if phase.first_step else "")), cell(format_gib(phase.allocated_bytes)),
-                     Text(bar(phase.allocated_bytes, largest, _BAR_WIDTH, look), style="cyan"), cell(mostly))  # fmt: skip
+        mostly = ", ".join(f"{component_name(name)} {show_bytes(size)}" for name, size in top if size)
+        row = [cell(phase.name + (" (first step)" if phase.first_step else "")), cell(show_bytes(phase.allocated_bytes)),
+               Text(bar(phase.allocated_bytes, largest, _BAR_WIDTH, look), style="cyan")]  # fmt: skip
+        made.add_row(*row, *([cell(mostly)] if wide else []))
     yield indented(made)
 
 
@@ -196,9 +204,15 @@ def _assumptions(answer: Answer, look: Look) -> Iterator[RenderableType]:
         return
     yield Text("")
     yield heading("Assumptions (each with the flag that changes it)")
-    made = table([Column("what"), Column("taken", wrap=True), Column("why", wrap=True), Column("flag")], look)
-    for one in answer.assumptions:
-        made.add_row(cell(one.name), cell(show_value(one.value)), cell(one.why), cell(one.flag or ""))
+    if look.width >= _WIDE_ENOUGH_FOR_REASONS:
+        made = table([Column("what"), Column("taken", wrap=True), Column("why", wrap=True), Column("flag")], look)
+        for one in answer.assumptions:
+            made.add_row(cell(one.name), cell(show_value(one.value)), cell(one.why), cell(one.flag or ""))
+    else:
+        made = table([Column("what"), Column("taken, and why", wrap=True)], look)
+        for one in answer.assumptions:
+            flag = f" ({one.flag})" if one.flag else ""
+            made.add_row(cell(one.name), cell(f"{show_value(one.value)}{flag}: {one.why}"))
     yield indented(made)
 
 
@@ -208,7 +222,7 @@ def _rule_of_thumb(answer: Answer, look: Look) -> Iterator[RenderableType]:
         return
     yield Text("")
     yield heading("Rule of thumb")
-    yield indented(Text(f"{plain(rule.formula)} = {format_gib(rule.bytes)}. {plain(rule.differs_because)}"))
+    yield indented(Text(f"{plain(rule.formula)} = {show_bytes(rule.bytes)}. {plain(rule.differs_because)}"))
 
 
 def _steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
@@ -218,4 +232,4 @@ def _steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
         yield Text("")
         yield heading(title)
         for one in steps:
-            yield indented(bullet(f"{plain(one.why)}: {plain(one.command)}", look))
+            yield indented(bullet(f"{plain(one.why)}\n{plain(one.command)}", look))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from memfit.units import format_count, format_gib
+from memfit.units import GiB, KiB, MiB, format_count, format_gib
 
 if TYPE_CHECKING:
     from memfit.devices import Cluster
@@ -20,9 +20,9 @@ _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 def version() -> str:
     """The version of memfit, without importlib.metadata."""
-    import memfit
+    from memfit._version import __version__
 
-    return str(getattr(memfit, "__version__", "0"))
+    return __version__
 
 
 def plain(text: object, limit: int = 2000) -> str:
@@ -54,9 +54,24 @@ def percent(part: int, whole: int) -> str:
     return "<1 %" if 0 < share < 0.5 else f"{share:.0f} %"
 
 
+def show_bytes(num_bytes: int) -> str:
+    """GiB with two digits, MiB below a tenth of it, KiB below one MiB: a token of a cache is 128.00 KiB, not 0.00 GiB."""
+    size = abs(num_bytes)
+    if size == 0:
+        return "0"
+    if size < MiB:
+        return f"{num_bytes / KiB:.2f} KiB" if size >= KiB else f"{num_bytes} B"
+    return f"{num_bytes / MiB:.2f} MiB" if size < GiB // 10 else format_gib(num_bytes)
+
+
+def component_name(name: str) -> str:
+    """`KV cache` for `kv_cache`."""
+    return plain(name).replace("_", " ").replace("kv ", "KV ").replace("cuda ", "CUDA ")
+
+
 def cluster_name(cluster: Cluster) -> str:
-    """`8 x NVIDIA H100 80GB`."""
-    return f"{cluster.count} x {plain(cluster.device.name)}"
+    """`8x H100 SXM 80GB`."""
+    return f"{cluster.count}x {plain(cluster.device.title)}"
 
 
 def headline(answer: Answer) -> str:
@@ -66,9 +81,10 @@ def headline(answer: Answer) -> str:
         summary = plain(answer.verdict.summary)
         return summary if summary.upper().startswith(word) else f"{word}: {summary}"
     peak = answer.estimate.peak
-    text = f"NEEDS {format_gib(peak.device_bytes)} on each device, at {peak.phase}"
+    text = f"NEEDS {show_bytes(peak.device_bytes)} on each device, at {peak.phase}"
     if answer.smallest_devices:
-        return text + "; smallest that hold it: " + ", ".join(f"{count} x {plain(name)}" for name, count in answer.smallest_devices)
+        devices = ", ".join(f"{count}x {plain(name)}" for name, count in answer.smallest_devices)
+        return f"{text}; smallest that hold it: {devices}"
     return text + "; give --on DEVICE for a verdict"
 
 
@@ -77,7 +93,8 @@ def question(answer: Answer) -> str:
     workload = answer.job.workload
     model = answer.job.model
     verbs = {"train": "Training", "finetune": "Fine-tuning", "infer": "Inference with"}
-    parts = [f"{verbs.get(workload.kind, workload.kind)} {plain(model.name, 120)} ({format_count(model.num_parameters)} parameters)"]
+    verb = verbs.get(workload.kind, workload.kind)
+    parts = [f"{verb} {plain(model.name, 120)} ({format_count(model.num_parameters)} parameters)"]
     for name, label in (("batch", "batch"), ("seq", "sequence"), ("context", "context"), ("concurrency", "concurrency"),
                         ("method", ""), ("precision", ""), ("optimizer", ""), ("weight_dtype", "weights"),
                         ("quantization", "quantization")):  # fmt: skip
@@ -90,10 +107,10 @@ def question(answer: Answer) -> str:
 def interval(answer: Answer) -> str:
     """The uncertainty of the device peak in words."""
     peak = answer.estimate.peak
-    return (
-        f"90 % interval {format_gib(peak.low_bytes)} to {format_gib(peak.high_bytes)}, "
-        f"99 % sure below {format_gib(peak.safe_bytes)}"
-    )
+    low, high = show_bytes(peak.low_bytes), show_bytes(peak.high_bytes)
+    if low.split(" ")[1:] == high.split(" ")[1:]:
+        low = low.split(" ")[0]
+    return f"90 %: {low} to {high}, 99 %: below {show_bytes(peak.safe_bytes)}"
 
 
 def flags_text(recommendation: Recommendation) -> str:

@@ -111,6 +111,7 @@ def _context_cost(before: Job, after: Job) -> str:
 CONTEXT = Lever(
     name="context",
     group="context",
+    changes_task=True,
     why_here="longer requests are refused",
     applies=lambda job: (_inference(job).context or 1) > _SHORTEST_CONTEXT,
     edit=lambda job: with_number(job, "context", _SHORTEST_CONTEXT),

@@ -31,6 +31,8 @@ class Lever:
     """How the runtime of the edited job spells it."""
     free: bool = False
     """It costs neither throughput nor quality, so it is named even when the job fits."""
+    changes_task: bool = False
+    """It changes what is computed, not only how: combinations of other levers go before it."""
     may_add: bool = False
     """It can add memory beside what it frees, so a set with it may not fit where the same set without it does."""
     edit_to: Callable[[Job, int], Job] | None = None

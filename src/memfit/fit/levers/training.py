@@ -266,6 +266,7 @@ def _qlora_flags(job: Job) -> tuple[str, ...]:
 LORA = Lever(
     name="lora",
     group="method",
+    changes_task=True,
     may_add=True,  # each targeted linear keeps a copy of its input for its adapter
     why_here="the weights themselves are no longer trained",
     applies=lambda job: _method(job) == "full",
@@ -281,6 +282,7 @@ LORA = Lever(
 QLORA = Lever(
     name="qlora",
     group="method",
+    changes_task=True,
     may_add=True,  # each targeted linear keeps a copy of its input for its adapter
     why_here="as LoRA, with a rounded base that is expanded again for every product",
     applies=lambda job: _method(job) in ("full", "lora"),
