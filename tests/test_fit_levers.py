@@ -131,6 +131,14 @@ def test_where_a_lever_does_not_apply(name: str, job: Job) -> None:
     assert not BY_NAME[name].applies(job)
 
 
+def test_adapters_need_linear_layers() -> None:
+    from memfit.families import from_counts
+
+    counts = training_job(of=from_counts(1_000_000, 5_000_000))
+    assert not {"lora", "qlora"} & set(names(levers_for(counts)))
+    assert {"lora", "qlora"} <= set(names(levers_for(training_job())))
+
+
 def test_bf16_is_not_proposed_where_the_device_has_none() -> None:
     job = training_job(10**9)
     old = dataclasses.replace(job, cluster=cluster(10**9, native_dtypes=("fp32", "fp16")))

@@ -6,7 +6,6 @@ A job that does not fit is not an error: it is an answer.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -32,6 +31,8 @@ class UsageError(MemfitError):
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
     """Text to append to an error: ` (did you mean 'a' or 'b'?)`, or the empty string if nothing is close."""
+    import difflib  # only when an error is made: every start would pay for it
+
     names = sorted(set(known))
     lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), list(lowered), n=limit, cutoff=0.6)

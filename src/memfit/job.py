@@ -6,10 +6,10 @@ A field whose default is `None` means "decided from the rest": whoever decides i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memfit.options import option
+from memfit.options import Options, option
+from memfit.records import Record
 
 if TYPE_CHECKING:
     from memfit.devices import Cluster
@@ -21,8 +21,7 @@ DTYPES = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Options):
     """Full training: every parameter is trained."""
 
     kind = "train"
@@ -67,7 +66,6 @@ class Training:
         group="activations")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FineTuning(Training):
     """Training of some parameters, or of adapters beside frozen ones."""
 
@@ -87,8 +85,7 @@ class FineTuning(Training):
         aliases=("bnb-4bit-use-double-quant",))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inference:
+class Inference(Options):
     """Serving or batch generation."""
 
     kind = "infer"
@@ -129,8 +126,7 @@ WORKLOADS: dict[str, type[Training] | type[FineTuning] | type[Inference]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(Options):
     """Where the job runs, and how much of the memory is to stay free."""
 
     on: str | None = option(None, "Devices: 4090, 8xh100-80gb, 2x8xh200, v5p-16, m4-max-64, or a size such as 24GiB", kind="text",
@@ -139,8 +135,7 @@ class Hardware:
         group="hardware")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overheads:
+class Overheads(Options):
     """What the software takes beside the tensors. `None`: from the runtime's and the device's own facts."""
 
     runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch", kind="choice",
@@ -156,8 +151,7 @@ class Overheads:
         minimum=0, group="overhead", unit="bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dimensions:
+class Dimensions(Options):
     """A model by its size or its dimensions, when there is no config."""
 
     params: int | None = option(None, "Number of parameters", kind="count", minimum=1, group="model", unit="parameters",
@@ -187,8 +181,7 @@ class Dimensions:
         group="model")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assumption:
+class Assumption(Record):
     """A value that the input did not give: what was taken, why, and the flag that changes it."""
 
     name: str
@@ -197,12 +190,11 @@ class Assumption:
     flag: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Record):
     """One question. `cluster` is `None` when no device was given: then there is no verdict."""
 
     model: Model
     workload: Workload
-    overheads: Overheads = field(default_factory=Overheads)
+    overheads: Overheads = Overheads()
     cluster: Cluster | None = None
     headroom: float = 0.1

@@ -1,19 +1,18 @@
-"""The one mechanism for an input of a job: declared once as a dataclass field, known to every face.
+"""The one mechanism for an input of a job: declared once as the field of a record, known to every face.
 
-A field is declared with `option(...)`; the metadata on the frozen dataclass is all there is. From it come the command-line
-options, validation with "did you mean", the JSON Schema, the docs table and the flag that an assumption names.
+A field is declared with `option(...)` on a frozen record; that declaration is all there is. From it come the command-line options, validation with "did you mean", the JSON Schema, the docs table and the flag that an assumption names.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from memfit.errors import UsageError, did_you_mean
+from memfit.records import Record
 from memfit.units import LARGEST, parse_count, parse_fraction, parse_size, parse_tokens
 
-T = TypeVar("T")
+T = TypeVar("T", bound="Options")
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "size": parse_size,
@@ -25,8 +24,7 @@ _JSON_TYPES = {"size": "integer", "count": "integer", "tokens": "integer", "frac
                "text": "string", "choice": "string", "flag": "boolean"}  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(Record):
     """What is known of one field. `kind` is size | count | tokens | fraction | number | text | choice | flag."""
 
     name: str
@@ -40,7 +38,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     aliases: tuple[str, ...] = ()
-    choice_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    choice_aliases: Mapping[str, str] = {}
     group: str = ""
 
     @property
@@ -136,29 +134,44 @@ class Option:
         return schema
 
 
+class Options(Record):
+    """A record whose fields are inputs: each is declared with `option(...)` and keeps what that says."""
+
+    options: ClassVar[dict[str, Option]] = {}
+
+    def __init_subclass__(cls) -> None:
+        declared = dict(cls.options)
+        for name in cls.__dict__.get("__annotations__", {}):
+            given = cls.__dict__.get(name)
+            if isinstance(given, _Declaration):
+                declared[name] = Option(name=name, default=given.default, **given.metadata)
+                setattr(cls, name, given.default)
+        cls.options = declared
+        super().__init_subclass__()
+
+
+class _Declaration:
+    """What `option(...)` was called with, until the class that declares it is complete."""
+
+    __slots__ = ("default", "metadata")
+
+    def __init__(self, default: Any, metadata: dict[str, Any]) -> None:
+        self.default = default
+        self.metadata = metadata
+
+
 def option(default: Any, help: str, *, kind: str, **metadata: Any) -> Any:
-    """A dataclass field that is an input of a job. See `Option` for the metadata."""
-    return dataclasses.field(default=default, metadata={"option": {"kind": kind, "default": default, "help": help, **metadata}})
+    """The declaration of a field that is an input of a job. See `Option` for the metadata."""
+    return _Declaration(default, {"kind": kind, "help": help, **metadata})
 
 
-_CACHE: dict[type, dict[str, Option]] = {}
-
-
-def options_of(cls: type) -> dict[str, Option]:
-    """The options that a dataclass declares, by field name, in order of declaration."""
-    found = _CACHE.get(cls)
-    if found is None:
-        found = {
-            field.name: Option(name=field.name, **field.metadata["option"])
-            for field in dataclasses.fields(cls)
-            if "option" in field.metadata
-        }
-        _CACHE[cls] = found
-    return found
+def options_of(cls: type[Options]) -> dict[str, Option]:
+    """The options that a class declares, by field name, in order of declaration."""
+    return cls.options
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[str] = ()) -> T:
-    """An instance of the dataclass `cls` from raw values by field name (underscores or hyphens; aliases are accepted).
+    """An instance of `cls` from raw values by field name (underscores or hyphens; aliases are accepted).
 
     Raises:
         UsageError: a name that neither `cls` nor `known_elsewhere` knows, or a value that its field refuses.
@@ -180,7 +193,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[
     return cls(**parsed)
 
 
-def json_schema(cls: type, title: str) -> dict[str, Any]:
+def json_schema(cls: type[Options], title: str) -> dict[str, Any]:
     """The JSON Schema of an object with the fields of `cls`, all optional, none unknown."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

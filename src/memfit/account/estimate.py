@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from memfit.records import Record
 
 COMPONENTS = (
     "weights",
@@ -25,8 +25,7 @@ COUNTED_IN = {"context": "device", "communication": "device", "cuda_graphs": "de
 """At which of the three numbers a component enters; `allocated` when not named here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class Component(Record):
     """One row of the answer. `bytes` is its own maximum over the phases, `at_peak_bytes` what it holds in the binding phase."""
 
     name: str
@@ -46,8 +45,7 @@ class Component:
         return COUNTED_IN.get(self.name, "allocated")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(Record):
     """A moment of the run: the largest allocation within it and the components that make it up."""
 
     name: str
@@ -56,8 +54,7 @@ class Phase:
     first_step: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(Record):
     """The three numbers at the binding phase. `low`/`high` bound `device_bytes` at 90 %; `safe` is its one-sided 99 % bound."""
 
     phase: str
@@ -71,8 +68,7 @@ class Peak:
     """In words: which block of which phase binds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class Rank(Record):
     """One device of the mesh; ranks with equal memory are reported once, with their count."""
 
     rank: str
@@ -88,8 +84,7 @@ class Rank:
     """Training: everything allocated when backward has run and the optimizer has not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheUse:
+class CacheUse(Record):
     """The KV cache of one device: `bytes_per_token` is the slope at long contexts (sliding layers no longer grow)."""
 
     bytes_per_token: int
@@ -99,14 +94,13 @@ class CacheUse:
     max_concurrency: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Record):
     """The memory of every rank of a job."""
 
     ranks: tuple[Rank, ...]
     host_bytes: int = 0
     cache: CacheUse | None = None
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
     trainable_parameters: int | None = None
     """Parameters that the optimizer updates, adapters included; `None` if not counted."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memfit.account import overheads
@@ -78,10 +77,10 @@ def resolve(job: Job) -> Resolved:
             choices.assumptions.append(
                 Assumption(name=field, value=getattr(workload, field), why=why, flag=choices.options[field].flag)
             )
-    resolved = replace(workload, **choices.changes)
+    resolved = workload.replace(**choices.changes)
     if isinstance(resolved, Training):
         training_policy(str(resolved.precision), resolved.weight_dtype)
-    filled = replace(job, workload=resolved)
+    filled = job.replace(workload=resolved)
     _assume_overheads(filled, choices)
     _warn_of_devices(job, choices)
     return Resolved(filled, tuple(choices.assumptions), tuple(choices.warnings))

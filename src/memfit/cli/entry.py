@@ -34,8 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        _forget_stdout()
+    except BrokenPipeError:  # the reader is gone: `| head`
+        from memfit.cli.output import forget_stdout
+
+        forget_stdout()
         return 0
     except Exception as error:
         if os.environ.get("MEMFIT_DEBUG"):
@@ -50,14 +52,6 @@ def _complain(message: str) -> None:
     line = "".join(char if char.isprintable() else "?" for char in line)
     with suppress(OSError):
         print(f"memfit: {line[:1000]}", file=sys.stderr)
-
-
-def _forget_stdout() -> None:
-    """The reader is gone (`| head`): point standard output elsewhere, so that Python's last flush does not fail."""
-    with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -101,8 +101,22 @@ def _write_stdout(text: str) -> None:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.encode(encoding, "replace").decode(encoding)
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget_stdout()
+        raise InputError(f"cannot write the result to standard output: {error.strerror or error}") from None
+
+
+def forget_stdout() -> None:
+    """Nobody can be reached on standard output any more: point it elsewhere, so that Python's last flush does not fail."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def write_file(path: str, text: str) -> None:

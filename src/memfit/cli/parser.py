@@ -132,6 +132,16 @@ def _missing_value(error: argparse.ArgumentError, options: Sequence[Option]) -> 
     return UsageError(f"{names[0]} takes no value")
 
 
+class _NoHelp(argparse.HelpFormatter):
+    """argparse makes a formatter for every argument that is added, and each asks for the size of the terminal. Not this one."""
+
+    def __init__(self, prog: str) -> None:
+        pass
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return ""
+
+
 def parse(command: Command, tokens: Sequence[str]) -> Request:
     """Read the tokens after the command's name. The positional argument may stand anywhere among them.
 
@@ -139,7 +149,7 @@ def parse(command: Command, tokens: Sequence[str]) -> Request:
         UsageError: an unknown option, a missing value, or more than one positional argument.
     """
     options = command_options(command)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, formatter_class=_NoHelp)
     add_options(parser, options, with_help=False)
     end = list(tokens).index("--") if "--" in tokens else len(tokens)
     try:

@@ -11,10 +11,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memfit.errors import UsageError, did_you_mean
+from memfit.records import Record
 from memfit.units import GiB
 
 _DATA = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data")
@@ -26,8 +26,7 @@ _VENDOR_WORDS = ("nvidia", "geforce", "rtx", "tesla", "radeon", "instinct", "app
 _NOISE = frozenset((*_VENDOR_WORDS, "quadro", "amd", "intel", "aws", "cloud", "gb", "gib", "generation", "edition", "series"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Record):
     """One accelerator as the software that runs a job sees it: a GPU, a TPU device, a chip with unified memory."""
 
     id: str

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memfit.devices.catalogue import LONGEST_NAME, Device, find_device, read_device
 from memfit.errors import UsageError
+from memfit.records import Record
 from memfit.units import GiB, MiB, TiB, format_gib, parse_size
 
 LARGEST_COUNT = 1_000_000
 """Devices; no cluster that exists is larger."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """`count` devices of one type, altogether, in `nodes` groups that share a fast interconnect (machines, TPU slices)."""
 
     device: Device

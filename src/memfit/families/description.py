@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.model import Segment
+from memfit.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
+class Description(Record):
     """See the fields of the same names in `memfit.model.Model`."""
 
     segments: tuple[Segment, ...]

@@ -6,8 +6,6 @@ Source: transformers 5, models/llama/modeling_llama.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
@@ -20,10 +18,10 @@ from memfit.families.common import (
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
 from memfit.model import Block, BlockBuilder
+from memfit.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(Record):
     """The dimensions of one layer and what its kind may vary."""
 
     hidden: int

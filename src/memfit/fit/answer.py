@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from memfit.account.estimate import Estimate
 from memfit.job import Assumption, Job
+from memfit.records import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Record):
     """`fits`: no if low > usable; yes if safe <= usable and device <= usable x (1 - headroom); else tight."""
 
     fits: str
@@ -18,8 +16,7 @@ class Verdict:
     summary: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Limit(Record):
     """The largest value of one number that is still `yes`, with the fixed part and the part per unit apart."""
 
     max: int | None
@@ -33,8 +30,7 @@ class Limit:
     """What bounds it beside memory: the model's positions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Record):
     """One change, or several together, evaluated on the edited job."""
 
     change: str
@@ -45,8 +41,7 @@ class Recommendation:
     fits: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleOfThumb:
+class RuleOfThumb(Record):
     """What a textbook factor would have said, and why the answer differs."""
 
     formula: str
@@ -54,24 +49,21 @@ class RuleOfThumb:
     differs_because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warning:
+class Warning(Record):
     """Something the user should know before trusting the answer. `code` is stable."""
 
     code: str
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Record):
     """A command to run: to verify the answer, or to go on from it."""
 
     why: str
     command: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """Everything memfit says about one job."""
 
     job: Job
@@ -84,5 +76,5 @@ class Answer:
     warnings: tuple[Warning, ...]
     verify: tuple[Step, ...]
     next: tuple[Step, ...]
-    smallest_devices: tuple[tuple[str, int], ...] = field(default_factory=tuple)
+    smallest_devices: tuple[tuple[str, int], ...] = ()
     """Without a device: the smallest catalogue devices that hold the job, as (id, count)."""

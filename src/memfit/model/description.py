@@ -15,9 +15,10 @@ Every tensor's size is a whole number of bytes times one of a few products of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memfit.records import Record
 
 if TYPE_CHECKING:
     from memfit.job import Assumption
@@ -105,8 +106,7 @@ class Segment(NamedTuple):
     """embedding | layers | head. Only layers are checkpointed."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Model:
+class Model(Record):
     """What every source is translated into. Two models are the same only if they are the same object."""
 
     name: str
@@ -139,7 +139,7 @@ class Model:
     relative_uncertainty: float = 0.0
     """Share by which the model itself may be off: 0 for a config, wide for a model known only by its size."""
     assumptions: tuple[Assumption, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = {}
 
     @property
     def num_parameters(self) -> int:

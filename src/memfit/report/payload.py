@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 ONE_DEVICE = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "sp": 1, "cp": 1, "pp": 1, "ep": 1, "zero": 0}
-"""The degrees of a job on one device; `zero` is the ZeRO stage."""
+"""The degrees of a job on one device; `zero` is the ZeRO stage. Several devices each hold a replica: `dp_replicate`."""
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "notice": NOTICE,
         "model": _model(answer),
         "workload": _workload(answer),
-        "parallelism": dict(ONE_DEVICE),
+        "parallelism": {**ONE_DEVICE, "dp_replicate": 1 if job.cluster is None else job.cluster.count},
         "runtime": _runtime(job.overheads.runtime),
         "device": None if job.cluster is None else _device(job.cluster),
         "ranks": [_rank(rank) for rank in estimate.ranks],
@@ -109,8 +109,10 @@ def _workload(answer: Answer) -> dict[str, Any]:
 
 
 def _runtime(name: str | None) -> dict[str, Any]:
-    base, _, release = (name or "").partition("@")
-    return {"name": base or None, "version": release or None}
+    from memfit.runtimes import DEFAULT_RUNTIME
+
+    base, _, release = (name or DEFAULT_RUNTIME.name).partition("@")
+    return {"name": base, "version": release or None}
 
 
 def _device(cluster: Cluster) -> dict[str, Any]:

@@ -224,6 +224,12 @@ BF16_TRUE = Lever(
 # --- adapters
 
 
+def _has_matrices(job: Job) -> bool:
+    """Whether linear layers are known, to put adapters beside: not in a model of which only counts are given."""
+    blocks = (block for segment in job.model.segments for block in segment.blocks)
+    return any(one.role == "linear" and len(one.shape) == 2 for block in blocks for one in block.parameters)
+
+
 def _adapters(job: Job, method: str) -> Job:
     """The training as a fine-tuning of adapters with the same numbers, over a base in the 16-bit format it computes in.
 
@@ -269,7 +275,7 @@ LORA = Lever(
     changes_task=True,
     may_add=True,  # each targeted linear keeps a copy of its input for its adapter
     why_here="the weights themselves are no longer trained",
-    applies=lambda job: _method(job) == "full",
+    applies=lambda job: _method(job) == "full" and _has_matrices(job),
     edit=lambda job: _adapters(job, "lora"),
     change=_adapter_change,
     cost=lambda before, after: (
@@ -285,7 +291,7 @@ QLORA = Lever(
     changes_task=True,
     may_add=True,  # each targeted linear keeps a copy of its input for its adapter
     why_here="as LoRA, with a rounded base that is expanded again for every product",
-    applies=lambda job: _method(job) in ("full", "lora"),
+    applies=lambda job: _method(job) in ("full", "lora") and _has_matrices(job),
     edit=lambda job: _adapters(job, "qlora"),
     change=_adapter_change,
     # Dettmers et al. 2023 (arXiv:2305.14314): NF4 with double quantisation, 4.127 bits per weight.

@@ -1,0 +1,65 @@
+"""The overview over the toy account: cells by hand, and a way that a model does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from fit_fakes import cluster, model, toy
+
+from memfit.errors import UsageError
+from memfit.fit.overview import Overview, overview
+from memfit.job import FineTuning, Inference, Job, Overheads
+
+
+def _resolve(job: Job) -> Job:
+    work = job.workload
+    if isinstance(work, Inference):
+        changes = {
+            "prompt": work.context,
+            "quantization": work.quantization or "none",
+            "kv_dtype": "bf16",
+            "weight_dtype": "bf16",
+        }
+    else:
+        changes = {"weight_dtype": "bf16", "outputs": "kept"}
+    return dataclasses.replace(job, workload=dataclasses.replace(work, **changes))
+
+
+def _refuse_adapters(job: Job) -> Job:
+    if isinstance(job.workload, FineTuning) and job.workload.method != "full":
+        raise UsageError("no linear layers")
+    return _resolve(job)
+
+
+def _ask(resolve: Callable[[Job], Job] = _resolve) -> Overview:
+    where = [cluster(2_500_000), cluster(8_000_000)]
+    return overview(model(), where, overheads=Overheads(), headroom=0.0, resolve=resolve, estimate=toy)
+
+
+def test_cells_by_hand() -> None:
+    # Inference, context 4,096 (all that the model has): weights + 200 B and 50 B a token = weights + 1,024,000.
+    # Training, 2,048 tokens, checkpointing: base + 2,048 x 600 = base + 1,228,800.
+    found = {way.name: [(cell.peak_bytes, cell.fits) for cell in way.cells] for way in _ask().ways}
+    assert found == {
+        "inference, 16-bit": [(3_024_000, "no"), (3_024_000, "yes")],
+        "inference, 8-bit": [(2_024_000, "yes"), (2_024_000, "yes")],
+        "inference, 4-bit": [(1_524_000, "yes"), (1_524_000, "yes")],
+        "QLoRA": [(660_000 + 1_228_800, "yes"), (660_000 + 1_228_800, "yes")],
+        "LoRA": [(2_160_000 + 1_228_800, "no"), (2_160_000 + 1_228_800, "yes")],
+        "full fine-tuning": [(10_000_000, "no"), (10_000_000, "no")],  # 8 MB and the step's scratch of 2 MB
+    }
+
+
+def test_commands_ask_the_same() -> None:
+    commands = {way.name: way.command for way in _ask().ways}
+    assert commands["inference, 4-bit"] == "memfit infer tiny --context 4096 --quantization int4 --headroom 0"
+    assert commands["QLoRA"].startswith(
+        "memfit finetune tiny --seq 2048 --precision bf16-true --checkpointing full --method qlora"
+    )
+
+
+def test_a_way_that_the_model_does_not_have_is_a_row_with_its_reason() -> None:
+    ways = {way.name: way for way in _ask(_refuse_adapters).ways}
+    assert (ways["LoRA"].peak_bytes, ways["LoRA"].cells, ways["LoRA"].why_not) == (None, (), "no linear layers")
+    assert ways["full fine-tuning"].cells
