@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,7 @@ def load_model(
     loaded = load_config(text)
     if loaded.parameters is not None and given.params is None:
         # A size: dimensions beside it are those of a model of that size.
-        return _model_without_config(dataclasses.replace(given, params=loaded.parameters))
+        return _model_without_config(given.replace(params=loaded.parameters))
     _refuse_both(given)
     model = build_model(loaded.config, name=loaded.name, source=loaded.source, head=given.head)
     words = (text,) if given.head is None else (text, "--head", given.head)
@@ -83,7 +82,7 @@ def _given_flags(dimensions: Dimensions) -> list[str]:
 
 
 def _refuse_both(dimensions: Dimensions) -> None:
-    flags = [word for word in _given_flags(dataclasses.replace(dimensions, head=None)) if word.startswith("--")]
+    flags = [word for word in _given_flags(dimensions.replace(head=None)) if word.startswith("--")]
     if flags:
         raise UsageError(f"a model was named, so {', '.join(flags)} cannot change it: leave out one or the other")
 
@@ -103,14 +102,14 @@ def _model_without_config(given: Dimensions) -> Model:
     sized = config_for_dimensions(given)
     name = format_count(given.params) if given.params is not None else f"{sized.config['model_type']} by dimensions"
     model = families.build_model(sized.config, name=name, source="size and dimensions on the command line", head=given.head)
-    model = dataclasses.replace(model, relative_uncertainty=sized.relative_uncertainty, stated_parameters=sized.parameters)
+    model = model.replace(relative_uncertainty=sized.relative_uncertainty, stated_parameters=sized.parameters)
     return _said_how(model, words, sized.assumptions)
 
 
 def _said_how(model: Model, words: tuple[str, ...], assumptions: Sequence[Assumption] = ()) -> Model:
     """The model with the words that name it on a command line (for "what to run next") and what its source assumed."""
     facts = {**model.facts, "arguments": words}
-    return dataclasses.replace(model, facts=facts, assumptions=(*assumptions, *model.assumptions))
+    return model.replace(facts=facts, assumptions=(*assumptions, *model.assumptions))
 
 
 def make_workload(workload: Workload | Mapping[str, Any]) -> Workload:

@@ -1,6 +1,7 @@
 """The one mechanism for an input of a job: declared once as the field of a record, known to every face.
 
-A field is declared with `option(...)` on a frozen record; that declaration is all there is. From it come the command-line options, validation with "did you mean", the JSON Schema, the docs table and the flag that an assumption names.
+A field is declared with `option(...)` on a frozen record; that declaration is all there is. From it come the command-line
+options, validation with "did you mean", the JSON Schema, the docs table and the flag that an assumption names.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from memfit.errors import UsageError, did_you_mean
-from memfit.records import Record
+from memfit.records import Record, annotations_of
 from memfit.units import LARGEST, parse_count, parse_fraction, parse_size, parse_tokens
 
 T = TypeVar("T", bound="Options")
@@ -141,7 +142,7 @@ class Options(Record):
 
     def __init_subclass__(cls) -> None:
         declared = dict(cls.options)
-        for name in cls.__dict__.get("__annotations__", {}):
+        for name in annotations_of(cls):
             given = cls.__dict__.get(name)
             if isinstance(given, _Declaration):
                 declared[name] = Option(name=name, default=given.default, **given.metadata)

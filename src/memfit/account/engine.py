@@ -190,8 +190,8 @@ def estimate(job: Job) -> Estimate:
         kept_bytes=amount(compiled.profile.kept, counts) if training else None,
         forward_end_bytes=amount(compiled.profile.forward_end, counts) if training else None,
         backward_end_bytes=amount(compiled.profile.backward_end, counts) if training else None,
+        details=lambda: _details(job, compiled, bindings, at_peak, outside),
     )
-    object.__setattr__(rank, "details", lambda: _details(job, compiled, bindings, at_peak, outside))
     return Estimate(ranks=(rank,), host_bytes=compiled.host_bytes, cache=_cache_use(job, compiled))
 
 
@@ -218,19 +218,13 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
 class _ComputedRank(Rank):
     """A rank whose table is made when it is asked for: solving for a limit needs only the peak."""
 
-    __slots__ = ("_made", "details")
-
     details: Callable[[], tuple[tuple[Component, ...], tuple[Phase, ...]]]
 
     def __getattribute__(self, name: str) -> Any:
-        if name not in ("components", "phases"):
-            return object.__getattribute__(self, name)
-        try:
-            made = object.__getattribute__(self, "_made")
-        except AttributeError:
-            made = object.__getattribute__(self, "details")()
-            object.__setattr__(self, "_made", made)
-        return made[0 if name == "components" else 1]
+        if name in ("components", "phases") and not super().__getattribute__("phases"):
+            components, phases = super().__getattribute__("details")()
+            self.__dict__.update(components=components, phases=phases)
+        return super().__getattribute__(name)
 
 
 def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """One command. `options` names the classes whose fields are its options; `handler` is `module:function`."""
 
     name: str
@@ -15,7 +14,7 @@ class Command:
     """(command line, what it does)"""
     handler: str
     options: tuple[str, ...] = ()
-    """Names of dataclasses in `memfit.job`; every command also has the options of `Presentation`."""
+    """Names of classes in `memfit.job`; every command also has the options of `Presentation`."""
     argument: str = ""
     """The name of the one positional argument in the help text; empty if there is none."""
     aliases: tuple[str, ...] = ()
@@ -133,7 +132,7 @@ def command_names() -> dict[str, Command]:
 
 
 def classes_of(command: Command) -> tuple[type, ...]:
-    """The dataclasses whose fields are the options of this command, those of the presentation last."""
+    """The classes whose fields are the options of this command, those of the presentation last."""
     import memfit.job
     from memfit.cli.presentation import Presentation
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from memfit.cli.commands import COMMANDS, EXAMPLES, Command, command_names
+from memfit.cli.output import check_target, emit, forget_stdout, write_stdout
 from memfit.errors import MemfitError, UsageError, did_you_mean
 
 _GLOBAL_FLAGS = ("--json", "--explain", "--no-color", "--no-colour", "--color", "--colour")
@@ -26,17 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one command line and return its exit code. Results go to standard output, everything else to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments)
-        sys.stdout.flush()
-        return code
+        return _dispatch(arguments)
     except MemfitError as error:
         _complain(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader is gone: `| head`
-        from memfit.cli.output import forget_stdout
-
         forget_stdout()
         return 0
     except Exception as error:
@@ -58,23 +55,23 @@ def _dispatch(arguments: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     if not arguments:
-        sys.stdout.write(EXAMPLES)
+        write_stdout(EXAMPLES)
         return 0
     command, rest = split_command(arguments)
     options = rest[: rest.index("--")] if "--" in rest else rest
     if command is None and ("-h" in options or "--help" in options):
-        sys.stdout.write(overall_help())
+        write_stdout(overall_help())
         return 0
     if command is None and ("--version" in options or "-V" in options):
-        from memfit.report.text import version
+        from memfit._version import __version__
 
-        sys.stdout.write(f"memfit {version()}\n")
+        write_stdout(f"memfit {__version__}\n")
         return 0
     if "-h" in options or "--help" in options:
         assert command is not None
         from memfit.cli.help import command_help
 
-        sys.stdout.write(command_help(command, color="--no-color" not in options))
+        write_stdout(command_help(command, color="--no-color" not in options))
         return 0
     return _carry_out(command or command_names()["fit"], rest, named=command is not None)
 
@@ -105,8 +102,6 @@ def _carry_out(command: Command, tokens: list[str], *, named: bool) -> int:
         raise
     if not named and request.argument is not None:
         _check_misspelt_command(tokens, certain=False)
-    from memfit.cli.output import check_target, emit
-
     check_target(request.presentation)
     module_name, _, function_name = command.handler.partition(":")
     module = __import__(module_name, fromlist=[function_name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,7 @@ def _details(title: str, values: Mapping[str, Any], data: Any) -> Listing:
 
 
 def _device_row(device: Device) -> dict[str, Any]:
-    row = {field.name: json_value(getattr(device, field.name)) for field in dataclasses.fields(device)}
+    row = {name: json_value(getattr(device, name)) for name in device.field_names}
     return {**row, "peak_flops": dict(device.peak_flops)}
 
 

@@ -7,16 +7,14 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.cli.presentation import SUFFIXES, Presentation
 from memfit.errors import InputError, UsageError
 from memfit.report.look import Look, look_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(NamedTuple):
     """A result that can be shown in every format; each is made only when it is asked for."""
 
     table: Callable[[Look, bool], str]
@@ -75,7 +73,7 @@ def emit(document: Document, presentation: Presentation) -> None:
     path = presentation.output if presentation.output != "-" else None
     text = _render(document, chosen, presentation, to_file=path is not None)
     if path is None:
-        _write_stdout(text)
+        write_stdout(text)
     else:
         write_file(path, text)
         print(f"memfit: wrote {path}", file=sys.stderr)
@@ -94,8 +92,13 @@ def _render(document: Document, chosen: str, presentation: Presentation, *, to_f
     return document.table(look, presentation.explain)
 
 
-def _write_stdout(text: str) -> None:
-    """Characters that the terminal's encoding does not have become question marks instead of an error."""
+def write_stdout(text: str) -> None:
+    """Write a result. Characters that the terminal's encoding does not have become question marks instead of an error.
+
+    Raises:
+        InputError: the system refuses (a full disk).
+        BrokenPipeError: the reader is gone.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.cli.commands import COMMANDS, MODEL_HELP, Command, classes_of
 from memfit.cli.presentation import Presentation
@@ -19,25 +18,26 @@ GROUP_TITLES = {
 }  # fmt: skip
 """Titles of the registry's groups in the order of the help text; a group that is not named here follows under its own name."""
 
+_EXAMPLES = {"size": ", a size such as 24GiB", "count": ", a count such as 7B", "tokens": ", a whole number such as 4096 or 8k",
+             "fraction": ", a share such as 10%", "number": ", a number"}  # fmt: skip
 _METAVARS = {"size": "BYTES", "count": "N", "tokens": "N", "fraction": "SHARE", "number": "X", "text": "TEXT"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """A command line that was understood: the raw values are still to be parsed by the fields they belong to."""
 
     command: Command
     argument: str | None
     values: Mapping[str, Any]
-    presentation: Presentation = field(default_factory=Presentation)
+    presentation: Presentation = Presentation()
 
     def build(self, cls: type[Any]) -> Any:
-        """An instance of one of the command's dataclasses from the options that were given."""
+        """An instance of one of the command's classes from the options that were given."""
         own = options_of(cls)
         return build(cls, {name: value for name, value in self.values.items() if name in own})
 
     def given(self, cls: type[Any]) -> list[str]:
-        """The flags of this dataclass that were given, as the user would write them."""
+        """The flags of this class that were given, as the user would write them."""
         return [one.flag for name, one in options_of(cls).items() if self.values.get(name) is not None]
 
 
@@ -115,11 +115,11 @@ def _unknown_option(token: str, command: Command, options: Sequence[Option]) -> 
     name = token.partition("=")[0]
     known = [text for one in options for text in (*option_strings(one), *negative_strings(one))]
     hint = did_you_mean(name, [*known, "--help"])
-    if not hint:
-        for other in COMMANDS:
-            if any(name in option_strings(one) for one in command_options(other)):
-                hint = f"; it is an option of 'memfit {other.name}'"
-                break
+    for other in COMMANDS if not hint else ():
+        elsewhere = [text for one in command_options(other) for text in option_strings(one)]
+        if name in elsewhere:
+            hint = f"; it is an option of 'memfit {other.name}'"
+            break
     return UsageError(f"unknown option {name[:64]!r} for 'memfit {command.name}'{hint}; see memfit {command.name} -h")
 
 
@@ -127,7 +127,7 @@ def _missing_value(error: argparse.ArgumentError, options: Sequence[Option]) -> 
     names = (error.argument_name or "").split("/")
     option = next((one for one in options if one.flag in names or f"--no-{one.flag[2:]}" in names), None)
     if option is not None and option.kind != "flag":
-        takes = f": {', '.join(option.choices)}" if option.choices else f", a {option.kind}" if option.kind != "text" else ""
+        takes = f": {', '.join(option.choices)}" if option.choices else _EXAMPLES.get(option.kind, "")
         return UsageError(f"{option.flag} needs a value{takes}")
     return UsageError(f"{names[0]} takes no value")
 

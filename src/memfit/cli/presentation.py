@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from memfit.options import option
+from memfit.options import Options, option
 
 FORMATS = ("table", "json", "csv", "markdown")
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
 """The format that the name of the file given to `--output` asks for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Presentation:
+class Presentation(Options):
     """Declared with the same mechanism as the inputs of a job, so that help, docs and errors treat them alike."""
 
     format: str | None = option(None, "Form of the result", kind="choice", choices=FORMATS, group="output",

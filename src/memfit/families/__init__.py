@@ -58,7 +58,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         shown = model_type if len(model_type) <= 60 else model_type[:57] + "..."
         raise UnknownArchitectureError(
             f"{name}: architecture {shown!r} is not known{did_you_mean(shown, FAMILIES)}; known are {', '.join(FAMILIES)}. "
-            "Give the model by dimensions (--layers --hidden --heads --ffn --vocab), or by counts (--params --activation-elements)"
+            "Give it by dimensions (--layers --hidden --heads --ffn --vocab), or by counts (--params --activation-elements)"
         )
     view = ConfigView(config, name)
     assumptions: list[Assumption] = []

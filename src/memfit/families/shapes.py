@@ -6,15 +6,15 @@ a shape has, what is typical when a dimension is not given, and how to write the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from memfit.records import Record
 
 MAX_PARAMETERS = 10**15
 """Shapes above this are typing errors; products of it with bytes stay within 64 bits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(Record):
     """The dimensions of one model."""
 
     layers: int

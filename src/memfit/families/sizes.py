@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memfit.errors import UsageError
@@ -119,16 +118,16 @@ def _fitted(form: Form, given: Dimensions, params: int) -> Shape:
         )
     legal = [shape for shape in form.shapes if given.heads is not None or _groups(shape.heads, given)]
     near = min(legal or form.shapes, key=lambda shape: abs(math.log(params / form.parameters(shape))))
-    base = replace(near, vocab=given.vocab or near.vocab)
+    base = near.replace(vocab=given.vocab or near.vocab)
     as_it_is = given.layers is None and given.hidden is None and given.heads is None and given.vocab is None
     close = as_it_is and 1 / _KEEP_SHAPE <= params / form.parameters(near) <= _KEEP_SHAPE
     hidden = near.hidden if close else given.hidden or _scaled_hidden(form, base, given, params)
-    shape = _with_heads(form, replace(base, hidden=hidden), given)
-    shape = replace(shape, ffn=given.ffn or max(1, round(near.ffn / near.hidden * hidden)), layers=given.layers or near.layers)
+    shape = _with_heads(form, base.replace(hidden=hidden), given)
+    shape = shape.replace(ffn=given.ffn or max(1, round(near.ffn / near.hidden * hidden)), layers=given.layers or near.layers)
     if given.layers is None and not close:
-        shape = replace(shape, layers=max(1, round((params - form.outside(shape)) / form.layer(shape))))
+        shape = shape.replace(layers=max(1, round((params - form.outside(shape)) / form.layer(shape))))
     if given.ffn is None:
-        shape = replace(shape, ffn=_fitting_ffn(form, shape, params))
+        shape = shape.replace(ffn=_fitting_ffn(form, shape, params))
     return shape
 
 
@@ -163,8 +162,8 @@ def _hidden_step(near: Shape, given: Dimensions) -> int:
 def _fitting_ffn(form: Form, shape: Shape, params: int) -> int:
     """The feed-forward width with which the count is met, as a multiple of 64 (8 below a hidden size of 1,024), within
     1/2 to 12 times the hidden size."""
-    without = form.outside(shape) + shape.layers * form.layer(replace(shape, ffn=0))
-    per_column = (form.layer(replace(shape, ffn=1)) - form.layer(replace(shape, ffn=0))) * shape.layers
+    without = form.outside(shape) + shape.layers * form.layer(shape.replace(ffn=0))
+    per_column = (form.layer(shape.replace(ffn=1)) - form.layer(shape.replace(ffn=0))) * shape.layers
     step = 64 if shape.hidden >= 1024 else 8
     width = round((params - without) / per_column / step) * step
     return min(max(width, step * math.ceil(shape.hidden / 2 / step)), 12 * shape.hidden)
@@ -212,7 +211,7 @@ def _with_heads(form: Form, shape: Shape, given: Dimensions, typical: bool = Fal
     if kv_heads is None:
         grouped = not typical and given.heads is None and shape.kv_heads != shape.heads and heads % shape.kv_heads == 0
         kv_heads = shape.kv_heads if grouped else heads
-    return replace(shape, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads)
+    return shape.replace(heads=heads, kv_heads=kv_heads, head_dim=hidden // heads)
 
 
 def _groups(heads: int, given: Dimensions) -> bool:
@@ -267,8 +266,7 @@ def _nearest(values: Iterable[int], wanted: float) -> int:
 # ---------------------------------------------------------------- what was assumed
 
 
-@dataclass(frozen=True)
-class _Reason:
+class _Reason(NamedTuple):
     """Why a dimension was taken: how the value was chosen."""
 
     by_size: str

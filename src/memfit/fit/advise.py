@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from memfit.account.estimate import Estimate
@@ -76,7 +75,7 @@ def _padding(job: Job, estimate: EstimateFunction, current: Estimate) -> Warning
     workload = job.workload
     if not isinstance(workload, Training) or workload.padding != "none" or workload.attention == "flash":
         return None
-    padded = dataclasses.replace(job, workload=dataclasses.replace(workload, padding="right"))
+    padded = job.replace(workload=workload.replace(padding="right"))
     more = estimate(padded).peak.device_bytes - current.peak.device_bytes
     if more <= current.peak.device_bytes * NOTICEABLE:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from typing import Any
 
@@ -60,14 +59,13 @@ def _given(source: Any, target: Any) -> dict[str, Any]:
 def _changed(before: Any, after: Any) -> dict[str, Any]:
     """Fields that differ, or that only `after` has with a value of its own; `method` always: its default is one of many."""
     found = {}
-    for field in dataclasses.fields(after):
-        value = getattr(after, field.name)
-        default = options_of(type(after))[field.name].default
-        if hasattr(before, field.name):
-            if getattr(before, field.name) != value:
-                found[field.name] = value
-        elif value != default or field.name == "method":
-            found[field.name] = value
+    for name, one in options_of(type(after)).items():
+        value = getattr(after, name)
+        if hasattr(before, name):
+            if getattr(before, name) != value:
+                found[name] = value
+        elif value != one.default or name == "method":
+            found[name] = value
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -40,8 +39,8 @@ def on_device(job: Job, device: Device) -> Job:
     from memfit.devices import Cluster
 
     if job.cluster is not None:
-        return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, device=device))
-    return dataclasses.replace(job, cluster=Cluster(device=device, count=1, nodes=1, reading=f"1 x {device.title}"))
+        return job.replace(cluster=job.cluster.replace(device=device))
+    return job.replace(cluster=Cluster(device=device, count=1, nodes=1, reading=f"1 x {device.title}"))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ what it does not need. So the combination that is found needs no lever dearer th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from memfit.account.estimate import Estimate
 from memfit.fit.answer import Recommendation
@@ -15,6 +14,7 @@ from memfit.fit.levers import Lever, levers_for
 from memfit.fit.limits import EstimateFunction, largest
 from memfit.fit.verdict import cluster_text, job_fits, margin_bytes
 from memfit.job import Job
+from memfit.records import Record
 from memfit.units import format_gib
 
 MOST_SHOWN = 10
@@ -27,8 +27,7 @@ USEFUL_HEADROOM = 0.05
 """Judgement: when the job fits already, only a lever that costs nothing and frees this share of the peak is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Record):
     """Levers applied together to a job, and the estimate of what came out."""
 
     levers: tuple[Lever, ...]
@@ -51,8 +50,7 @@ class Trial:
         return margin_bytes(self.estimate.peak, cluster.usable_bytes, self.job.headroom)
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
+class Ladder(Record):
     """What the search found: recommendations to show, and the trial that the next command should use."""
 
     recommendations: tuple[Recommendation, ...]
@@ -60,7 +58,7 @@ class Ladder:
     """The cheapest that fits; `None` when the job fits already or nothing makes it fit."""
     closest: Trial | None = None
     """When nothing makes it fit: what comes nearest."""
-    trials: tuple[Trial, ...] = field(default_factory=tuple)
+    trials: tuple[Trial, ...] = ()
     """Every lever alone, in order of cost."""
 
 

@@ -7,7 +7,6 @@ out; what is returned has been evaluated, and so has the next larger value, whic
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -56,7 +55,7 @@ def with_number(job: Job, name: str, value: int) -> Job:
     if name == "context" and isinstance(workload, Inference) and workload.prompt is not None:
         fills = workload.prompt == workload.context
         edits["prompt"] = value if fills else min(workload.prompt, value)
-    return dataclasses.replace(job, workload=dataclasses.replace(workload, **edits))
+    return job.replace(workload=workload.replace(**edits))
 
 
 def hard_position_limit(model: Model) -> int | None:

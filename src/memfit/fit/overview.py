@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from memfit.fit.command import command_line
 from memfit.fit.limits import EstimateFunction
 from memfit.fit.verdict import job_fits
 from memfit.job import FineTuning, Inference, Job, Overheads, Workload
+from memfit.records import Record
 
 if TYPE_CHECKING:
     from memfit.devices import Cluster
@@ -23,8 +23,7 @@ SEQUENCE = 2048
 """Tokens of one sequence when fine-tuning, where the model has as many positions: what instruction data is usually cut to."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(Record):
     """One way of using the model on one cluster."""
 
     fits: str
@@ -33,8 +32,7 @@ class Cell:
     phase: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Way(Record):
     """One row: a way of using the model, the peak on the first cluster and a verdict on each."""
 
     name: str
@@ -49,8 +47,7 @@ class Way:
     cells: tuple[Cell, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class Overview(Record):
     """A matrix: ways of using the model by clusters, in the order of `clusters`."""
 
     model: Model
@@ -106,7 +103,7 @@ def overview(
 def _row(name: str, asked: Job, clusters: Sequence[Cluster], resolve: Callable[[Job], Job], estimate: EstimateFunction) -> Way:
     command, note = command_line(asked), _note(asked.workload)
     try:
-        jobs = [resolve(dataclasses.replace(asked, cluster=cluster)) for cluster in clusters]
+        jobs = [resolve(asked.replace(cluster=cluster)) for cluster in clusters]
         peaks = [estimate(job).peak for job in jobs]
     except MemfitError as error:
         return Way(name=name, note=note, command=command, peak_bytes=None, why_not=str(error), cells=())

@@ -109,6 +109,9 @@ class Segment(NamedTuple):
 class Model(Record):
     """What every source is translated into. Two models are the same only if they are the same object."""
 
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     name: str
     family: str
     architecture: str

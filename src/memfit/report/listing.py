@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.report.csv import write_rows
 from memfit.report.look import Look
@@ -13,8 +12,7 @@ from memfit.report.text import plain, show_bytes, show_value
 from memfit.units import format_count
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A column: its key in the rows, its heading, and what it holds: text | bytes | count | number | rate."""
 
     key: str
@@ -25,8 +23,7 @@ class Field:
     """Whether the column is shown to readers; CSV has all columns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(NamedTuple):
     """Rows under one title. `data` is the JSON object, which may say more than the columns."""
 
     title: str

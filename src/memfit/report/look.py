@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 DEFAULT_WIDTH = 100
 NARROWEST, WIDEST = 40, 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(NamedTuple):
     """The three things a rendering depends on."""
 
     width: int = DEFAULT_WIDTH

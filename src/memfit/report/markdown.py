@@ -13,6 +13,7 @@ from memfit.report.text import (
     flags_text,
     headline,
     interval,
+    limit_note,
     percent,
     plain,
     question,
@@ -54,7 +55,7 @@ def details(title: str, body: str) -> str:
 
 def to_markdown(answer: Answer) -> str:
     """The verdict, the component table of the binding rank, recommendations; phases, limits and assumptions folded."""
-    parts = [f"**{escape(headline(answer))}**", f"{escape(question(answer))}. {interval(answer)}.", _components(answer)]
+    parts = [f"**{escape(headline(answer))}**", f"{escape(question(answer))}. Peak {show_bytes(answer.estimate.peak.device_bytes)}; {interval(answer)}.", _components(answer)]
     parts += _warnings(answer)
     parts += [section for section in (_recommendations(answer), _phases(answer), _limits(answer), _assumptions(answer),
                                       _rule(answer), _steps(answer)) if section]  # fmt: skip
@@ -67,7 +68,7 @@ def _components(answer: Answer) -> str:
     peak = rank.peak
     rows = [
         [component_name(one.name), show_bytes(one.bytes), show_bytes(one.at_peak_bytes),
-         percent(one.at_peak_bytes, peak.device_bytes), one.basis, code(one.formula)]
+         escape(percent(one.at_peak_bytes, peak.device_bytes)), one.basis, code(one.formula)]
         for one in rank.components
         if one.bytes
     ]  # fmt: skip
@@ -106,7 +107,7 @@ def _phases(answer: Answer) -> str:
 def _limits(answer: Answer) -> str:
     rows = [
         [escape(name), "" if one.max is None else show_value(one.max), "" if one.likely is None else show_value(one.likely),
-         show_bytes(one.fixed_bytes), show_bytes(one.bytes_per_unit), escape(one.binds)]
+         show_bytes(one.fixed_bytes), show_bytes(one.bytes_per_unit), escape(limit_note(one))]
         for name, one in answer.limits.items()
     ]  # fmt: skip
     header = ["number", "largest that fits", "likely", "fixed", "per unit", "binds"]

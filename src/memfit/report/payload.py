@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from memfit.report.text import NOTICE, version
@@ -38,10 +37,10 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "peak": {"rank": estimate.worst.rank, **_peak(estimate.peak)},
         "host": {"bytes": estimate.host_bytes},
         "kv_cache": None if estimate.cache is None else _cache(estimate.cache),
-        "verdict": None if answer.verdict is None else dataclasses.asdict(answer.verdict),
-        "limits": {name: dataclasses.asdict(limit) for name, limit in answer.limits.items()},
-        "recommendations": [{**dataclasses.asdict(one), "flags": list(one.flags)} for one in answer.recommendations],
-        "rule_of_thumb": None if answer.rule_of_thumb is None else dataclasses.asdict(answer.rule_of_thumb),
+        "verdict": None if answer.verdict is None else answer.verdict.as_dict(),
+        "limits": {name: limit.as_dict() for name, limit in answer.limits.items()},
+        "recommendations": [{**one.as_dict(), "flags": list(one.flags)} for one in answer.recommendations],
+        "rule_of_thumb": None if answer.rule_of_thumb is None else answer.rule_of_thumb.as_dict(),
         "assumptions": [
             {"name": one.name, "value": json_value(one.value), "why": one.why, "flag": one.flag} for one in answer.assumptions
         ],
@@ -104,7 +103,7 @@ def _model(answer: Answer) -> dict[str, Any]:
 
 def _workload(answer: Answer) -> dict[str, Any]:
     workload = answer.job.workload
-    fields = {field.name: json_value(getattr(workload, field.name)) for field in dataclasses.fields(workload)}
+    fields = {name: json_value(getattr(workload, name)) for name in workload.field_names}
     return {"kind": workload.kind, **fields}
 
 
@@ -154,7 +153,7 @@ def _phase(phase: Phase) -> dict[str, Any]:
 
 
 def _peak(peak: Peak) -> dict[str, Any]:
-    return dataclasses.asdict(peak)
+    return peak.as_dict()
 
 
 def _rank(rank: Rank) -> dict[str, Any]:
@@ -173,4 +172,4 @@ def _rank(rank: Rank) -> dict[str, Any]:
 
 
 def _cache(cache: CacheUse) -> dict[str, Any]:
-    return {**dataclasses.asdict(cache), "max_concurrency": json_value(cache.max_concurrency)}
+    return {**cache.as_dict(), "max_concurrency": json_value(cache.max_concurrency)}

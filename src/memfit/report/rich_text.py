@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.box import Box
 from rich.console import Console, RenderableType
@@ -22,8 +22,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 VERDICT_STYLES = {"yes": "bold green", "tight": "bold yellow", "no": "bold red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column: its heading, whether its cells are numbers (set to the right), and whether its cells may be wrapped."""
 
     title: str

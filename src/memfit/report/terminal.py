@@ -27,6 +27,7 @@ from memfit.report.text import (
     flags_text,
     headline,
     interval,
+    limit_note,
     percent,
     plain,
     question,
@@ -129,8 +130,8 @@ def _formula(formula: str, source: str) -> Text:
 def _totals(answer: Answer, rank: Rank) -> Iterator[tuple[str, int, str]]:
     """The three numbers, and what the device offers: `device` and `free` add up to `usable`."""
     peak = rank.peak
-    yield "allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated"
-    yield "reserved", peak.reserved_bytes, "torch.cuda.max_memory_reserved"
+    yield "allocated", peak.allocated_bytes, "torch: max_memory_allocated"
+    yield "reserved", peak.reserved_bytes, "torch: max_memory_reserved"
     yield "device", peak.device_bytes, "the process in nvidia-smi"
     cluster = answer.job.cluster
     if cluster is not None:
@@ -145,15 +146,16 @@ def _limits(answer: Answer, look: Look) -> Iterator[RenderableType]:
     yield Text("")
     yield heading("Limits" if answer.job.cluster is not None else "Memory per unit")
     if answer.limits:
-        columns = [Column(""), Column("largest", number=True), Column("likely", number=True), Column("fixed", number=True),
-                   Column("per unit", number=True)]  # fmt: skip
         wide = look.width >= _WIDE_ENOUGH_FOR_FORMULAS
-        columns += [Column("binds at")] if wide else []
-        made = table(columns, look)
+        judged = answer.job.cluster is not None
+        titles = ["largest", "likely"] if judged else []
+        columns = [Column(""), *(Column(title, number=True) for title in (*titles, "fixed", "per unit"))]
+        made = table([*columns, Column("binds at", wrap=True)] if wide else columns, look)
         for name, one in answer.limits.items():
-            made.add_row(cell(name), cell("" if one.max is None else show_value(one.max), "bold"),
-                         cell("" if one.likely is None else show_value(one.likely)), cell(show_bytes(one.fixed_bytes)),
-                         cell(show_bytes(one.bytes_per_unit)), *([cell(one.binds)] if wide else []))  # fmt: skip
+            row = [cell(name)]
+            row += [cell("" if value is None else show_value(value), "bold") for value in (one.max, one.likely)] if judged else []
+            row += [cell(show_bytes(one.fixed_bytes)), cell(show_bytes(one.bytes_per_unit))]
+            made.add_row(*row, *([cell(limit_note(one))] if wide else []))
         yield indented(made)
     if cache is not None:
         text = f"KV cache: {show_bytes(cache.bytes_per_token)} per token, {show_bytes(cache.bytes_per_sequence)} per sequence"

@@ -9,7 +9,7 @@ from memfit.units import GiB, KiB, MiB, format_count, format_gib
 
 if TYPE_CHECKING:
     from memfit.devices import Cluster
-    from memfit.fit.answer import Answer, Recommendation
+    from memfit.fit.answer import Answer, Limit, Recommendation
 
 VERDICT_WORDS = {"yes": "FITS", "tight": "TIGHT", "no": "DOES NOT FIT"}
 NOTICE = "estimate, verify on a real run"
@@ -116,6 +116,11 @@ def interval(answer: Answer) -> str:
 def flags_text(recommendation: Recommendation) -> str:
     """The flags of a change as they are typed."""
     return " ".join(plain(flag) for flag in recommendation.flags)
+
+
+def limit_note(limit: Limit) -> str:
+    """The phase that binds at a limit, and what bounds it beside memory."""
+    return plain(limit.binds) + (f"; {plain(limit.remark)}" if limit.remark else "")
 
 
 def fits_word(fits: str | None) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import IO, Any
 
 from memfit.errors import InputError, UsageError, did_you_mean
 from memfit.job import Assumption
+from memfit.records import Record
 from memfit.sources.files import os_reason, printable, read_config_file, read_config_stream
 from memfit.sources.presets import find_preset, known_names
 from memfit.units import format_count, parse_count
@@ -40,8 +40,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".index.jso
 _MAX_LISTED = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedConfig:
+class LoadedConfig(Record):
     """A config and where it came from."""
 
     config: dict[str, Any]

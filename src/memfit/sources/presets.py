@@ -7,15 +7,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from memfit.records import Record
 
 _PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "presets.json")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(Record):
     """One model as data: its config, where that is published, and its exact number of parameters (tied ones once)."""
 
     name: str

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from memfit.job import Job
+from memfit.records import Record
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
+class Lever(Record):
     """One kind of change. Its place in its table is its cost: earlier is cheaper."""
 
     name: str
@@ -45,4 +44,4 @@ class Lever:
 
 def with_workload(job: Job, **edits: Any) -> Job:
     """The job with fields of its workload replaced."""
-    return dataclasses.replace(job, workload=dataclasses.replace(job.workload, **edits))
+    return job.replace(workload=job.workload.replace(**edits))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from memfit.fit.levers.common import ATTENTION
@@ -238,9 +237,9 @@ def _adapters(job: Job, method: str) -> Job:
     old = job.workload
     assert isinstance(old, Training)
     half = "fp16" if (old.precision or "").startswith("fp16") or not _has_bf16(job) else "bf16"
-    values = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
+    values = {name: getattr(old, name) for name in old.field_names}
     values |= {"method": method, "precision": f"{half}-true", "weight_dtype": half}
-    return dataclasses.replace(job, workload=FineTuning(**values))
+    return job.replace(workload=FineTuning(**values))
 
 
 def _adapter_change(before: Job, after: Job) -> str:
