@@ -180,6 +180,14 @@ class _Timeline:
             self.note("backward", name, base, state)
 
 
+def _inputs(model: Model) -> Form:
+    """Ids for every token, and labels for whatever the loss compares: every token, or every sequence."""
+    labels = {
+        op.inputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops if op.kind == "loss"
+    }
+    return add({INPUTS + TOKEN: ID_BYTES}, *[{INPUTS + axis: ID_BYTES} for axis in labels])
+
+
 def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     """The profile of a training step."""
     tensors = tensors_of(model)
@@ -205,7 +213,7 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     statics = {
         **weights,
         OPTIMIZER_STATES + ONCE: 0 if policy.optimizer.paged else states,
-        INPUTS + TOKEN: 2 * ID_BYTES,
+        **_inputs(model),
         WORKSPACE + ONCE: policy.workspace,
         **(gradients if policy.gradients_persist else ZERO),
     }
@@ -221,9 +229,11 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
         *timeline.moments,
         ("optimizer-step", "optimizer", add(statics, held, last.outputs, scratch), False),
     ]
+    # a trained embedding saves the ids, which are counted with the inputs
+    ids: Form = {INPUTS + TOKEN: ID_BYTES} if kernels.train_all else ZERO
     return Profile(
         moments=pruned(moments),
-        kept=per_axis(add(kept, ZERO if policy.checkpointed else tables, {INPUTS + TOKEN: ID_BYTES})),
+        kept=per_axis(add(kept, ZERO if policy.checkpointed else tables, ids)),
         forward_end=per_axis(add(statics, kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO)),
         backward_end=per_axis(add(statics, held, last.outputs)),
         lazy_states=statics[OPTIMIZER_STATES + ONCE],

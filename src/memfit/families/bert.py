@@ -24,8 +24,8 @@ HEADS = (
 def _embedding(vocab: int, positions: int, types: int, hidden: int, dropout: float) -> Segment:
     b = BlockBuilder("embedding", 1)
     words = b.embedding(WORDS, vocab, hidden)
-    x = b.add(words, b.embedding("bert.embeddings.token_type_embeddings", types, hidden))
-    x = b.add(x, b.embedding("bert.embeddings.position_embeddings", positions, hidden, axis=POSITION))
+    x = b.add(words, b.embedding("bert.embeddings.token_type_embeddings", types, hidden, ids="positions"))
+    x = b.add(x, b.embedding("bert.embeddings.position_embeddings", positions, hidden, axis=POSITION, ids="buffer"))
     x = b.dropout(b.layer_norm("bert.embeddings.LayerNorm", x), dropout)
     return Segment((b.done(x),), role="embedding")
 
@@ -57,19 +57,21 @@ def _head(
             "cls.predictions.transform.LayerNorm",
             b.activation(activation, b.linear("cls.predictions.transform.dense", x, hidden, bias=True)),
         )
-        logits = b.head("cls.predictions.decoder", x, vocab, bias=True, tied_to=WORDS + ".weight" if tied else "")
-        return Segment((b.done(b.loss("masked-lm", logits)),), role="head"), "masked-lm"
+        logits = b.head(
+            "cls.predictions.decoder", x, vocab, bias=True, tied_to=WORDS + ".weight" if tied else "", second_bias=not tied
+        )
+        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "masked-lm"
     if architecture in ("BertModel", "BertForSequenceClassification"):
-        pooled = b.activation("tanh", b.linear("bert.pooler.dense", b.first_token(x), hidden, bias=True))
+        pooled = b.activation("tanh", b.linear("bert.pooler.dense", b.one_token(x), hidden, bias=True))
         if architecture == "BertModel":
             return Segment((b.done(pooled),), role="head"), None
         logits = b.linear("classifier", b.dropout(pooled, dropout), labels, bias=True, role="head")
-        return Segment((b.done(b.loss("classification", logits)),), role="head"), "classification"
+        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
     if architecture in ("BertForTokenClassification", "BertForQuestionAnswering"):
         token = architecture == "BertForTokenClassification"
         x = b.dropout(x, dropout) if token else x
-        logits = b.linear("classifier" if token else "qa_outputs", x, labels if token else 2, bias=True, role="head")
-        return Segment((b.done(b.loss("classification", logits)),), role="head"), "classification"
+        logits = b.linear("classifier" if token else "qa_outputs", x, labels, bias=True, role="head")
+        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
     raise UnknownArchitectureError(
         f"the head of {architecture!r} is not known{did_you_mean(architecture, HEADS)}; known are {', '.join(HEADS)}"
     )

@@ -41,10 +41,10 @@ def token_embedding(name: str, vocab: int, hidden: int, *, scaled: bool = False)
 
 
 def language_head(
+    config: ConfigView,
     architecture: str,
     hidden: int,
     vocab: int,
-    num_labels: int,
     *,
     norm: Callable[[BlockBuilder, Value], Value],
     tied_to: str,
@@ -62,11 +62,16 @@ def language_head(
         logits = b.head(head_name, x, vocab, tied_to=tied_to)
         if softcap:
             logits = b.softcap(logits)
-        return Segment((b.done(b.loss("causal-lm", logits)),), role="head"), "causal-lm"
-    if architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
-        logits = b.linear("score", x, num_labels, role="head", split="none")
-        return Segment((b.done(b.loss("classification", logits)),), role="head"), "classification"
-    if architecture.endswith("Model"):
+        return Segment((b.done(b.loss(logits, upcast=True)),), role="head"), "causal-lm"
+    num_labels = config.num_labels()
+    if architecture.endswith("ForSequenceClassification"):
+        logits = b.one_token(b.linear("score", x, num_labels, role="head", split="none"), view=False)
+        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+    if architecture.endswith("ForTokenClassification"):
+        x = b.dropout(x, config.probability("classifier_dropout", config.probability("hidden_dropout", 0.1)))
+        logits = b.linear("score", x, num_labels, bias=True, role="head", split="none")
+        return Segment((b.done(b.loss(logits, upcast=True)),), role="head"), "classification"
+    if architecture.endswith("Model") and not architecture.endswith("HeadsModel"):
         return Segment((b.done(x),), role="head"), None
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "Model")
     raise UnknownArchitectureError(

@@ -22,7 +22,7 @@ from memfit.model import Block, BlockBuilder
 def build(config: ConfigView, architecture: str) -> Description:
     """A Gemma 2 model from its config."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    kv_heads = config.size("num_key_value_heads", heads)
+    kv_heads = config.size("num_key_value_heads", 4)
     check_heads(config, heads, kv_heads)
     head_dim = head_dimension(config, hidden, heads, 256)
     ffn, vocab = config.size("intermediate_size"), config.size("vocab_size")
@@ -64,10 +64,10 @@ def build(config: ConfigView, architecture: str) -> Description:
         return b.done(b.add(x, b.rms_norm("post_feedforward_layernorm", down, offset=True)))
 
     head, loss = language_head(
+        config,
         architecture,
         hidden,
         vocab,
-        config.num_labels(),
         norm=lambda b, x: b.rms_norm("model.norm", x, offset=True),
         tied_to=EMBEDDING + ".weight" if config.flag("tie_word_embeddings", True) else "",
         softcap=logit_cap,

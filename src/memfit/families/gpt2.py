@@ -9,12 +9,15 @@ from memfit.errors import InputError
 from memfit.families.common import activation_name, language_head
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
-from memfit.model import Block, BlockBuilder, Segment
+from memfit.model import POSITION, Block, BlockBuilder, Segment
 
 
 def _embedding(vocab: int, positions: int, hidden: int, dropout: float) -> Segment:
     b = BlockBuilder("embedding", 1)
-    x = b.add(b.embedding("transformer.wte", vocab, hidden), b.position_embedding("transformer.wpe", positions, hidden))
+    x = b.add(
+        b.embedding("transformer.wte", vocab, hidden),
+        b.embedding("transformer.wpe", positions, hidden, axis=POSITION, ids="positions"),
+    )
     return Segment((b.done(b.dropout(x, dropout)),), role="embedding")
 
 
@@ -51,10 +54,10 @@ def build(config: ConfigView, architecture: str) -> Description:
     )
     tied = config.flag("tie_word_embeddings", True)
     head, loss = language_head(
+        config,
         architecture,
         hidden,
         vocab,
-        config.num_labels(),
         norm=lambda b, x: b.layer_norm("transformer.ln_f", x),
         tied_to="transformer.wte.weight" if tied else "",
     )

@@ -49,10 +49,10 @@ def build(config: ConfigView, architecture: str) -> Description:
     b = BlockBuilder("embedding", 1)
     embedding = Segment((b.done(b.dropout(b.embedding(EMBEDDING, vocab, hidden), dropout)),), role="embedding")
     head, loss = language_head(
+        config,
         architecture,
         hidden,
         vocab,
-        config.num_labels(),
         norm=lambda b, x: b.layer_norm("gpt_neox.final_layer_norm", x),
         tied_to=EMBEDDING + ".weight" if config.flag("tie_word_embeddings", False) else "",
         head_name="embed_out",

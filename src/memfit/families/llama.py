@@ -45,11 +45,12 @@ def read_shape(
     output_bias: bool | None = None,
     qk_norm: bool = False,
     default_head_dim: int | None = None,
+    default_kv_heads: int | None = None,
 ) -> Shape:
     """The dimensions from the config; families state what their class fixes."""
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
-    kv_heads = config.size("num_key_value_heads", heads)
+    kv_heads = config.size("num_key_value_heads", default_kv_heads or heads)
     check_heads(config, heads, kv_heads)
     bias = config.flag("attention_bias", False) if attention_bias is None else attention_bias
     return Shape(
@@ -99,10 +100,10 @@ def assemble(config: ConfigView, architecture: str, shape: Shape, windows: list[
     kinds = ["full" if window is None else f"sliding {window}" for window in windows]
     by_kind = dict(zip(kinds, windows, strict=True))
     head, loss = language_head(
+        config,
         architecture,
         shape.hidden,
         vocab,
-        config.num_labels(),
         norm=lambda b, x: b.rms_norm("model.norm", x),
         tied_to=EMBEDDING + ".weight" if tied else "",
     )

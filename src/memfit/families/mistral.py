@@ -14,6 +14,6 @@ DEFAULT_WINDOW = 4096
 
 def build(config: ConfigView, architecture: str) -> Description:
     """A Mistral model from its config."""
-    shape = llama.read_shape(config, attention_bias=False)
+    shape = llama.read_shape(config, attention_bias=False, default_kv_heads=8)
     window = config.optional_size("sliding_window") if config.states("sliding_window") else DEFAULT_WINDOW
     return llama.assemble(config, architecture, shape, [window] * config.layers("num_hidden_layers"))

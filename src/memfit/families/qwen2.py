@@ -9,6 +9,9 @@ from memfit.families import llama
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
 
+DEFAULT_KV_HEADS = 32
+"""What the config class takes when the key is missing."""
+
 
 def windows(config: ConfigView) -> list[int | None]:
     """Each layer's window, from `layer_types` or the older keys."""
@@ -26,5 +29,5 @@ def windows(config: ConfigView) -> list[int | None]:
 
 def build(config: ConfigView, architecture: str) -> Description:
     """A Qwen2 model from its config."""
-    shape = llama.read_shape(config, attention_bias=True, output_bias=False)
+    shape = llama.read_shape(config, attention_bias=True, output_bias=False, default_kv_heads=DEFAULT_KV_HEADS)
     return llama.assemble(config, architecture, shape, windows(config))

@@ -12,5 +12,5 @@ from memfit.families.view import ConfigView
 
 def build(config: ConfigView, architecture: str) -> Description:
     """A Qwen3 model from its config."""
-    shape = llama.read_shape(config, qk_norm=True, default_head_dim=128)
+    shape = llama.read_shape(config, qk_norm=True, default_head_dim=128, default_kv_heads=qwen2.DEFAULT_KV_HEADS)
     return llama.assemble(config, architecture, shape, qwen2.windows(config))

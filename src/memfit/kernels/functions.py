@@ -6,7 +6,7 @@ from math import prod
 
 from memfit.kernels.context import Adapter, Context
 from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import ONCE, TOKEN, Parameter
+from memfit.model.description import ONCE, POSITION, Parameter
 from memfit.precision import DTYPE_BYTES, QuantizedFormat
 
 
@@ -142,12 +142,17 @@ def _adapter_linear(context: Context, parameter: Parameter, dtype: str, x: Tenso
     return out
 
 
-def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int) -> Tensor:
+def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int, source: str) -> Tensor:
     """Rows of a table: keeps the ids; the gradient is dense, as large as the table. Autocast leaves it alone."""
     tape = context.tape
     out = tape.tensor(axis, parameter.shape[1], tape.policy.weight)
     trained = context.trained(parameter)
-    size = prod(parameter.shape) * DTYPE_BYTES[tape.policy.weight]
-    grads = ((size, 0, parameter.name),) if trained else ()
-    tape.record((ids,), (out,), saved=(ids,) if axis == TOKEN else (), weight_grads=grads)
+    grads = ((prod(parameter.shape) * DTYPE_BYTES[tape.policy.weight], 0, parameter.name),) if trained else ()
+    saved = [ids]
+    if source != "batch":
+        # made for one sequence and expanded; a buffer is there anyway
+        saved = [tape.tensor(POSITION, 1, "int64")] if source == "positions" else []
+    tape.record(saved, (out,), saved=saved, weight_grads=grads)
+    for one in saved:
+        one.requires_grad = False
     return out

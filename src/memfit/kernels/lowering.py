@@ -37,7 +37,7 @@ _KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
     "add": lambda context, op, a, b: _one(functions.add(context.tape, a, b)),
     "scale": lambda context, op, x: _one(functions.unary(context.tape, x)),
     "dropout": lambda context, op, x: _one(functions.dropout(context, x, op.attributes["probability"])),
-    "first_token": lambda context, op, x: _one(modules.first_token(context, op, x)),
+    "one_token": lambda context, op, x: _one(modules.one_token(context, op, x)),
     "opaque": lambda context, op, x: _one(modules.opaque(context, op)),
 }
 """Hugging Face's eager implementations by kind of operation."""
@@ -80,7 +80,7 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
             read = _last_position(tape, inputs[0]) if op.kind == "head" and policy.logits_last else inputs[0]
             results = [functions.linear(context, op.parameters[0], bias, read)]
         elif op.kind == "embedding":
-            results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis)]
+            results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
         else:
             results = list(_KERNELS[op.kind](context, op, *inputs))
         if op.kind == "head" and not fused:

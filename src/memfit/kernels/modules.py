@@ -34,14 +34,13 @@ def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
     normalised = functions.multiply(tape, x32, inverse)
     grads = _weight_grad(context, weight)
     if op.attributes["offset"]:
+        factor = tape.tensor(ONCE, weight.num_elements, "fp32")
+        tape.record((), (factor,))
         out = tape.tensor(x.axis, x.width, "fp32")
-        tape.record(
-            (normalised,),
-            (out,),
-            saved=(normalised,) if grads else (),
-            weight_grads=grads,
-            backward_scratch=[normalised.size] if grads else [],
-        )
+        saved = ([normalised] if grads else []) + ([factor] if normalised.requires_grad else [])
+        scratch = [normalised.size] if grads else []
+        tape.record((normalised, factor), (out,), saved=saved, weight_grads=grads, backward_scratch=scratch)
+        factor.requires_grad = False
         return tape.cast(out, dtype)
     normalised = tape.cast(normalised, dtype)
     out = tape.tensor(x.axis, x.width, tape.policy.weight if DTYPE_BYTES[tape.policy.weight] > DTYPE_BYTES[dtype] else dtype)
@@ -158,9 +157,13 @@ def softcap(context: Context, op: Op, x: Tensor) -> Tensor:
     return functions.unary(tape, functions.unary(tape, functions.unary(tape, x), save_output=True))
 
 
-def first_token(context: Context, op: Op, x: Tensor) -> Tensor:
-    """A view of the first token of every sequence; its backward fills a whole tensor of zeros."""
-    out = Tensor(x.storage, op.outputs[0].axis, x.width, x.dtype, x.requires_grad)
+def one_token(context: Context, op: Op, x: Tensor) -> Tensor:
+    """One token of every sequence, as a view or by index; its backward fills a whole tensor of zeros."""
+    axis = op.outputs[0].axis
+    if op.attributes["view"]:
+        out = Tensor(x.storage, axis, x.width, x.dtype, x.requires_grad)
+    else:
+        out = context.tape.tensor(axis, x.width, x.dtype)
     context.tape.record((x,), (out,))
     return out
 
@@ -169,11 +172,10 @@ def cross_entropy(context: Context, op: Op, logits: Tensor) -> Tensor:
     """logits.float(), log_softmax, nll_loss, as ForCausalLMLoss and nn.CrossEntropyLoss run: keeps the log-softmax in fp32.
 
     16-bit logits: forward peak 2V + 4V + 4V a token, forward end 2V + 4V while the outputs are referenced.
-    Classification skips `.float()`. Source: transformers 5 loss/loss_utils.py.
+    Source: transformers 5 loss/loss_utils.py.
     """
     tape = context.tape
-    language = op.attributes["loss"] != "classification"
-    upcast = tape.cast(logits, "fp32") if language or tape.policy.autocast else logits
+    upcast = tape.cast(logits, "fp32") if op.attributes["upcast"] or tape.policy.autocast else logits
     log_probs = functions.unary(tape, upcast, save_output=True)
     labels = tape.tensor(logits.axis, 1, "int64")
     value = tape.tensor(ONCE, 2, "fp32")

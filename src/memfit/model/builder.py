@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.model.description import POSITION, SEQUENCE, TOKEN, Block, CacheSpec, Op, Parameter, Value
+from memfit.model.description import SEQUENCE, TOKEN, Block, CacheSpec, Op, Parameter, Value
 
 
 class BlockBuilder:
@@ -38,15 +38,10 @@ class BlockBuilder:
         """The finished block."""
         return Block(self.name, self.input, output, tuple(self._ops), self._cache)
 
-    def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN) -> Value:
-        """Table look-up: rows x width parameters; ids are the batch's (axis token) or the positions."""
-        return self._op(
-            "embedding", name, (self.input,), width, (Parameter(name + ".weight", (rows, width), "embedding", "vocab"),), axis
-        )
-
-    def position_embedding(self, name: str, rows: int, width: int) -> Value:
-        """A learned table over positions, without a batch dimension."""
-        return self.embedding(name, rows, width, axis=POSITION)
+    def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch") -> Value:
+        """Table look-up: rows x width parameters. `ids`: the batch's, or made once per forward, or a buffer's."""
+        weight = Parameter(name + ".weight", (rows, width), "embedding", "vocab")
+        return self._op("embedding", name, (self.input,), width, (weight,), axis, ids=ids)
 
     def linear(
         self,
@@ -66,9 +61,16 @@ class BlockBuilder:
             parameters.append(Parameter(name + ".bias", (out,), "bias", split if split == "column" else "none"))
         return self._op(kind, name, (x,), out, tuple(parameters))
 
-    def head(self, name: str, x: Value, rows: int, *, bias: bool = False, tied_to: str = "") -> Value:
-        """The output projection to the vocabulary: never quantised, no adapter; `tied_to` an embedding's weight."""
-        return self.linear(name, x, rows, bias=bias, split="vocab", tied_to=tied_to, role="head", kind="head")
+    def head(self, name: str, x: Value, rows: int, *, bias: bool = False, tied_to: str = "", second_bias: bool = False) -> Value:
+        """The output projection to the vocabulary: never quantised, no adapter; `tied_to` an embedding's weight.
+
+        `second_bias`: a bias that the class declares beside the used one (BERT's, when nothing is tied).
+        """
+        made = self.linear(name, x, rows, bias=bias, split="vocab", tied_to=tied_to, role="head", kind="head")
+        if second_bias:
+            op = self._ops[-1]
+            self._ops[-1] = op._replace(parameters=(*op.parameters, Parameter(name + ".second_bias", (rows,), "bias")))
+        return made
 
     def rms_norm(self, name: str, x: Value, *, heads: int = 1, offset: bool = False) -> Value:
         """x / rms(x) * w over the last dimension (width / heads); `offset`: multiplied by 1 + w in fp32 (Gemma)."""
@@ -155,14 +157,13 @@ class BlockBuilder:
         """Zeroes elements with a probability in training; nothing where it is 0."""
         return self._op("dropout", "dropout", (x,), x.width, probability=probability)
 
-    def first_token(self, x: Value) -> Value:
-        """The first token of every sequence."""
-        return self._op("first_token", "first_token", (x,), x.width, axis=SEQUENCE)
+    def one_token(self, x: Value, *, view: bool = True) -> Value:
+        """One token of every sequence: the first as a view, or the last real one by its index (a copy)."""
+        return self._op("one_token", "one_token", (x,), x.width, axis=SEQUENCE, view=view)
 
-    def loss(self, kind: str, logits: Value, hidden: Value | None = None) -> Value:
-        """causal-lm, masked-lm or classification: cross-entropy of the logits; `hidden` is what the head read."""
-        inputs = (logits,) if hidden is None else (logits, hidden)
-        return self._op("loss", kind, inputs, 1, axis=0, loss=kind)
+    def loss(self, logits: Value, *, upcast: bool) -> Value:
+        """Cross-entropy; `upcast`: of `logits.float()`, as transformers' own loss functions do."""
+        return self._op("loss", "cross-entropy", (logits,), 1, axis=0, upcast=upcast)
 
     def opaque(self, name: str, *, params: int, elements: int) -> Value:
         """Known by counts alone: `params` parameters, `elements` kept for backward per sequence."""
