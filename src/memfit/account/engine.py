@@ -192,7 +192,12 @@ def estimate(job: Job) -> Estimate:
         backward_end_bytes=amount(compiled.profile.backward_end, counts) if training else None,
         details=lambda: _details(job, compiled, bindings, at_peak, outside),
     )
-    return Estimate(ranks=(rank,), host_bytes=compiled.host_bytes, cache=_cache_use(job, compiled))
+    return Estimate(
+        ranks=(rank,),
+        host_bytes=compiled.host_bytes,
+        cache=_cache_use(job, compiled),
+        trainable_parameters=compiled.profile.trained_parameters,
+    )
 
 
 def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, int], outside: dict[str, Overhead]) -> Peak:

@@ -88,6 +88,10 @@ def resolve(job: Job) -> Resolved:
 
 def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
     model, runtime = job.model, runtime_of(job)
+    if model.family == "counts" and isinstance(workload, FineTuning) and workload.method != "full":
+        raise UsageError(
+            f"--method {workload.method} needs the layers' shapes, which counts do not give: name a model or its dimensions"
+        )
     if workload.seq is None:
         longest = model.max_positions or TYPICAL_SEQUENCE
         choices.assume(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memfit.account.blocks import shared_forms
 from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, Form, add, per_axis
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, pruned
 from memfit.account.states import tensors_of, weight_bytes
-from memfit.account.training import ID_BYTES, shared_forms
+from memfit.account.training import ID_BYTES
 from memfit.kernels import KernelPolicy, lower
 from memfit.model import AXES, KEY_TOKEN, ONCE, TOKEN, CacheSpec, Model
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2

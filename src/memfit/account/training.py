@@ -6,10 +6,11 @@ holds gradients and its own scratch. Blocks repeat, so within a run of equal blo
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
+from memfit.account.blocks import Conditions, Run, measure_segment, shared_forms
 from memfit.account.forms import (
-    ACTIVATIONS,
     GRADIENTS,
     INPUTS,
     OPTIMIZER_STATES,
@@ -22,15 +23,33 @@ from memfit.account.forms import (
     per_axis,
     scaled,
 )
-from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
-from memfit.account.profile import Profile, pruned
-from memfit.account.states import Optimizer, gradient_bytes, state_bytes, step_scratch, tensors_of, trained_tensors, weight_bytes
-from memfit.kernels import KernelPolicy, lower
-from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, TOKEN, Block, Model, Segment
+from memfit.account.liveness import Accumulation, BlockMemory
+from memfit.account.profile import Moment, Profile, pruned
+from memfit.account.states import (
+    Optimizer,
+    Trained,
+    gradient_bytes,
+    state_bytes,
+    step_scratch,
+    tensors_of,
+    trained_tensors,
+    weight_bytes,
+)
+from memfit.kernels import KernelPolicy
+from memfit.model import ONCE, TOKEN, Model
 from memfit.precision import DTYPE_BYTES
 
 ID_BYTES = 8
 """Token ids and labels are int64."""
+
+
+class StepPolicy(NamedTuple):
+    """What decides forward and backward beside the kernels."""
+
+    checkpointed: bool
+    outputs_kept: bool
+    gradients_persist: bool
+    """Gradients exist when forward begins: kept as zeros, or accumulated over micro-batches."""
 
 
 class TrainingPolicy(NamedTuple):
@@ -40,72 +59,12 @@ class TrainingPolicy(NamedTuple):
     checkpointed: bool
     outputs_kept: bool
     gradients_persist: bool
-    """Gradients exist when forward begins: kept as zeros, or accumulated over micro-batches."""
     workspace: int
 
-
-class _Run(NamedTuple):
-    """Equal blocks in a row: the memory of each of the period, with and without autograd, and how often the period repeats."""
-
-    names: tuple[str, ...]
-    blocks: tuple[BlockMemory, ...]
-    bare: tuple[BlockMemory, ...]
-    repeat: int
-    checkpointed: bool
-
-    def kept(self, index: int) -> Form:
-        """What one block leaves for backward: all it saves, or only its input when checkpointed."""
-        return self.blocks[index].input if self.checkpointed else self.blocks[index].kept
-
-
-def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
-    """Tensors that all layers share: rotary tables, and the mask that the backbone makes once (1 byte, for eager the format)."""
-    dtype = DTYPE_BYTES[kernels.precision.weight]
-    tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
-    axis = PAIR if kernels.padded else POSITION_PAIR
-    if kernels.attention == "eager":
-        return tables, {TEMPORARY + axis: dtype} if model.kind == "decoder" or kernels.padded else ZERO
-    if kernels.attention == "sdpa" and (kernels.padded or kernels.binding_windows):
-        return tables, {TEMPORARY + axis: 1}
-    return tables, ZERO
-
-
-def _measure_segment(
-    segment: Segment, kernels: KernelPolicy, policy: TrainingPolicy, requires: bool, dtype: str, accumulation: Accumulation
-) -> tuple[list[_Run], bool, str]:
-    """The runs of a segment: one, or two when its first period sees an input that needs no gradient or has another format."""
-    runs: list[_Run] = []
-    left = segment.repeat
-    checkpointed = policy.checkpointed and segment.role == "layers"
-    while left:
-        before = (requires, dtype)
-        blocks, bare = [], []
-        for block in segment.blocks:
-            memory, without = _measure_block(block, kernels, policy, requires, dtype, accumulation, segment.role, checkpointed)
-            blocks.append(memory)
-            bare.append(without)
-            requires, dtype = memory.output_requires_grad, memory.output_dtype
-        count = left if before == (requires, dtype) else 1
-        runs.append(_Run(tuple(block.name for block in segment.blocks), tuple(blocks), tuple(bare), count, checkpointed))
-        left -= count
-    return runs, requires, dtype
-
-
-def _measure_block(
-    block: Block,
-    kernels: KernelPolicy,
-    policy: TrainingPolicy,
-    requires: bool,
-    dtype: str,
-    accumulation: Accumulation,
-    role: str,
-    checkpointed: bool,
-) -> tuple[BlockMemory, BlockMemory]:
-    lowered = lower(block, kernels, input_requires_grad=requires, input_dtype=dtype)
-    memory = measure(lowered, accumulation=accumulation, outputs_kept=policy.outputs_kept, is_last=role == "head")
-    if not checkpointed:
-        return memory, memory
-    return memory, measure_forward(lowered)
+    @property
+    def step(self) -> StepPolicy:
+        """The part that forward and backward depend on."""
+        return StepPolicy(self.checkpointed, self.outputs_kept, self.gradients_persist)
 
 
 def _tied(model: Model) -> frozenset[str]:
@@ -117,16 +76,16 @@ def _tied(model: Model) -> frozenset[str]:
 class _Timeline:
     """Collects the moments of one step."""
 
-    def __init__(self, statics: Form, mask: Form, *, checkpointed: bool) -> None:
-        self.statics = statics
+    def __init__(self, tables: Form, mask: Form, *, checkpointed: bool) -> None:
+        self.tables = tables
         self.mask = mask
         self.checkpointed = checkpointed
         self.moments: list[tuple[str, str, Form, bool]] = []
 
     def note(self, phase: str, where: str, *parts: Form) -> None:
-        self.moments.append((phase, where, add(self.statics, *parts), False))
+        self.moments.append((phase, where, add(self.tables, *parts), False))
 
-    def forward(self, runs: list[_Run]) -> tuple[list[Form], Form]:
+    def forward(self, runs: list[Run]) -> tuple[list[Form], Form]:
         """Moments of forward and loss. Returns what is kept before each run, and the total."""
         kept, casts = ZERO, ZERO
         before: list[Form] = []
@@ -145,7 +104,7 @@ class _Timeline:
                 casts = add(casts, memory.region_casts)
         return before, kept
 
-    def backward(self, runs: list[_Run], before: list[Form], outputs: Form) -> None:
+    def backward(self, runs: list[Run], before: list[Form], outputs: Form) -> None:
         """Moments of backward, in which gradients grow as activations shrink."""
         gradients = ZERO
         mask = self.mask if self.checkpointed else ZERO
@@ -168,7 +127,7 @@ class _Timeline:
                     later = add(later, memory.gradients)
             gradients = add(gradients, scaled(period_gradients, run.repeat))
 
-    def _block(self, run: _Run, memory: BlockMemory, base: Form, name: str) -> None:
+    def _block(self, run: Run, memory: BlockMemory, base: Form, name: str) -> None:
         if not memory.backward:
             return
         if run.checkpointed:
@@ -188,53 +147,93 @@ def _inputs(model: Model) -> Form:
     return add({INPUTS + TOKEN: ID_BYTES}, *[{INPUTS + axis: ID_BYTES} for axis in labels])
 
 
-def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
-    """The profile of a training step."""
-    tensors = tensors_of(model)
-    trained = trained_tensors(tensors, kernels)
-    tied = _tied(model)
-    runs: list[_Run] = []
-    requires, dtype = False, kernels.precision.weight
-    for segment in model.segments:
-        accumulation = Accumulation(
-            policy.gradients_persist,
-            tied if segment.role == "head" else frozenset(),
-            tied if segment.role == "embedding" else frozenset(),
-        )
-        found, requires, dtype = _measure_segment(segment, kernels, policy, requires, dtype, accumulation)
-        if segment.role == "embedding" and policy.checkpointed and kernels.adapter is not None:
-            requires = True  # enable_input_require_grads, without which a checkpointed adapter gets no gradient
-        runs += found
+class _Step(NamedTuple):
+    """Forward and backward of a step, without what is there all the time."""
 
-    gradients: Form = {GRADIENTS + ONCE: gradient_bytes(trained)}
-    states = state_bytes(policy.optimizer, trained)
-    adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
-    weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors, kernels) + adapters + model.buffer_bytes}
-    statics = {
-        **weights,
-        OPTIMIZER_STATES + ONCE: 0 if policy.optimizer.paged else states,
-        **_inputs(model),
-        WORKSPACE + ONCE: policy.workspace,
-        **(gradients if policy.gradients_persist else ZERO),
-    }
+    moments: tuple[Moment, ...]
+    kept: Form
+    """What autograd holds at the end of forward, as saved-tensor hooks count it."""
+    forward_end: Form
+    backward_end: Form
+    """The outputs that the caller still holds."""
+
+
+def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
+    """The model's blocks in order of execution, measured."""
+    tied, none = _tied(model), frozenset[str]()
+    runs: list[Run] = []
+    conditions = Conditions(kernels, Accumulation(), policy.outputs_kept, False, kernels.precision.weight)
+    for index, segment in enumerate(model.segments):
+        pending = tied if segment.role == "head" else none
+        completes = tied if segment.role == "embedding" else none
+        conditions = conditions._replace(accumulation=Accumulation(policy.gradients_persist, pending, completes))
+        checkpointed = policy.checkpointed and segment.role == "layers"
+        if checkpointed and kernels.adapter is not None:
+            # enable_input_require_grads, without which a checkpointed adapter gets no gradient
+            conditions = conditions._replace(requires_grad=True)
+        found, conditions = measure_segment(model, index, conditions, checkpointed=checkpointed)
+        runs += found
+    return runs
+
+
+@lru_cache(maxsize=256)
+def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
+    """Shared by all jobs that differ only in the optimizer or the workspace."""
+    runs = _runs(model, kernels, policy)
     tables, mask = shared_forms(model, kernels)
-    timeline = _Timeline(add(statics, tables), mask, checkpointed=policy.checkpointed)
+    timeline = _Timeline(tables, mask, checkpointed=policy.checkpointed)
     before, kept = timeline.forward(runs)
     last = runs[-1].blocks[-1]
     timeline.backward(runs, before, last.outputs)
-    held = ZERO if policy.gradients_persist else gradients
-    scratch: Form = {TEMPORARY + ONCE: step_scratch(policy.optimizer, trained)}
-    moments = [
-        ("load", "weights", weights, False),
-        *timeline.moments,
-        ("optimizer-step", "optimizer", add(statics, held, last.outputs, scratch), False),
-    ]
     # a trained embedding saves the ids, which are counted with the inputs
     ids: Form = {INPUTS + TOKEN: ID_BYTES} if kernels.train_all else ZERO
+    return _Step(
+        moments=pruned(timeline.moments),
+        kept=add(kept, ZERO if policy.checkpointed else tables, ids),
+        forward_end=add(kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO),
+        backward_end=last.outputs,
+    )
+
+
+class _Totals(NamedTuple):
+    """Weights, trained tensors and inputs of a model under its kernels."""
+
+    weights: Form
+    trained: list[Trained]
+    gradients: Form
+    inputs: Form
+
+
+@lru_cache(maxsize=256)
+def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
+    tensors = tensors_of(model)
+    trained = trained_tensors(tensors, kernels)
+    adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
+    weights = weight_bytes(tensors, kernels) + adapters + model.buffer_bytes
+    return _Totals({WEIGHTS + ONCE: weights}, trained, {GRADIENTS + ONCE: gradient_bytes(trained)}, _inputs(model))
+
+
+def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
+    """The profile of a training step."""
+    step = _step(model, kernels, policy.step)
+    totals = _totals(model, kernels)
+    states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
+    statics = {
+        **totals.weights,
+        **totals.inputs,
+        OPTIMIZER_STATES + ONCE: states,
+        WORKSPACE + ONCE: policy.workspace,
+        **(totals.gradients if policy.gradients_persist else ZERO),
+    }
+    held = ZERO if policy.gradients_persist else totals.gradients
+    scratch: Form = {TEMPORARY + ONCE: step_scratch(policy.optimizer, totals.trained)}
+    load = ("load", "weights", totals.weights, False)
+    update = ("optimizer-step", "optimizer", add(statics, held, step.backward_end, scratch), False)
     return Profile(
-        moments=pruned(moments),
-        kept=per_axis(add(kept, ZERO if policy.checkpointed else tables, ids)),
-        forward_end=per_axis(add(statics, kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO)),
-        backward_end=per_axis(add(statics, held, last.outputs)),
-        lazy_states=statics[OPTIMIZER_STATES + ONCE],
+        moments=(*pruned([load]), *[one.plus(statics) for one in step.moments], *pruned([update])),
+        kept=per_axis(step.kept),
+        forward_end=per_axis(add(statics, step.forward_end)),
+        backward_end=per_axis(add(statics, held, step.backward_end)),
+        lazy_states=states,
+        trained_parameters=sum(one.repeat * one.elements for one in totals.trained),
     )

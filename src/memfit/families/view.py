@@ -15,8 +15,8 @@ LARGEST_LAYERS = 1 << 16
 IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _diffusers_version _name_or_path add_prefix_space
-    architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation classifier_dropout
-    chunk_size_feed_forward context_window_size custom_pipelines decoder_start_token_id directionality
+    architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
+    chunk_size_feed_forward classifier_dropout context_window_size custom_pipelines decoder_start_token_id directionality
     diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
     id2label initializer_range is_causal is_decoder is_encoder_decoder is_llama_config label2id layer_norm_eps

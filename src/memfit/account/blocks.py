@@ -1,0 +1,93 @@
+"""Measures a model's blocks under the conditions of a job, each once; equal blocks in a row become one run.
+
+The optimizer, checkpointing and batch of a job change nothing here, so that alternatives of one job share what was measured.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memfit.account.forms import ACTIVATIONS, TEMPORARY, ZERO, Form
+from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
+from memfit.kernels import KernelPolicy, Lowered, lower
+from memfit.model import PAIR, POSITION, POSITION_PAIR, Block, Model
+from memfit.precision import DTYPE_BYTES
+
+
+class Run(NamedTuple):
+    """Equal blocks in a row: the memory of each of the period, with and without autograd, and how often the period repeats."""
+
+    names: tuple[str, ...]
+    blocks: tuple[BlockMemory, ...]
+    bare: tuple[BlockMemory, ...]
+    repeat: int
+    checkpointed: bool
+
+    def kept(self, index: int) -> Form:
+        """What one block leaves for backward: all it saves, or only its input when checkpointed."""
+        return self.blocks[index].input if self.checkpointed else self.blocks[index].kept
+
+
+def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
+    """Tensors that all layers share: rotary tables, and the mask that the backbone makes once (1 byte, for eager the format)."""
+    dtype = DTYPE_BYTES[kernels.precision.weight]
+    tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
+    axis = PAIR if kernels.padded else POSITION_PAIR
+    if kernels.attention == "eager":
+        return tables, {TEMPORARY + axis: dtype} if model.kind == "decoder" or kernels.padded else ZERO
+    if kernels.attention == "sdpa" and (kernels.padded or kernels.binding_windows):
+        return tables, {TEMPORARY + axis: 1}
+    return tables, ZERO
+
+
+class Conditions(NamedTuple):
+    """What one block's memory depends on beside the block: a key for what was measured before."""
+
+    kernels: KernelPolicy
+    accumulation: Accumulation
+    outputs_kept: bool
+    requires_grad: bool
+    dtype: str
+
+
+@lru_cache(maxsize=1024)
+def _measured(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
+    """A block that autograd records. The optimizer and checkpointing of the job change nothing here."""
+    one = model.segments[segment]
+    lowered = _lowered(one.blocks[place], conditions)
+    return measure(
+        lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=one.role == "head"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _measured_bare(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
+    """A block whose forward runs without autograd: under a checkpoint."""
+    return measure_forward(_lowered(model.segments[segment].blocks[place], conditions))
+
+
+def _lowered(block: Block, conditions: Conditions) -> Lowered:
+    return lower(block, conditions.kernels, input_requires_grad=conditions.requires_grad, input_dtype=conditions.dtype)
+
+
+def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpointed: bool) -> tuple[list[Run], Conditions]:
+    """The runs of a segment: one, or two when its first period meets other conditions than the rest (no gradient, a format).
+
+    Returns them and the conditions that the next segment meets.
+    """
+    segment = model.segments[index]
+    runs: list[Run] = []
+    left = segment.repeat
+    while left:
+        before = conditions
+        blocks, bare = [], []
+        for place in range(len(segment.blocks)):
+            memory = _measured(model, index, place, conditions)
+            blocks.append(memory)
+            bare.append(_measured_bare(model, index, place, conditions) if checkpointed else memory)
+            conditions = conditions._replace(requires_grad=memory.output_requires_grad, dtype=memory.output_dtype)
+        count = left if before == conditions else 1
+        runs.append(Run(tuple([block.name for block in segment.blocks]), tuple(blocks), tuple(bare), count, checkpointed))
+        left -= count
+    return runs, conditions
