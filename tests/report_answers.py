@@ -99,7 +99,8 @@ def training(**changes: Any) -> Answer:
             Recommendation(change="8-bit AdamW", flags=("--optimizer", "adamw-8bit"), peak_bytes=13 * GIB, saves_bytes=6 * GIB,
                            cost="states rounded to 8 bits", fits="yes"),
         ),
-        "rule_of_thumb": RuleOfThumb(formula="16 B x 1.07B", bytes=16 * GIB, differs_because="temporary of 2 GiB is not in the rule"),
+        "rule_of_thumb": RuleOfThumb(formula="16 B x 1.07B", bytes=16 * GIB,
+                                     differs_because="temporary of 2 GiB is not in the rule"),
         "assumptions": (
             Assumption(name="precision", value="bf16-mixed", why="the usual mixed precision", flag="--precision"),
             Assumption(name="seq", value=2048, why="the longest batch binds", flag="--seq"),
@@ -120,7 +121,9 @@ def too_large(**changes: Any) -> Answer:
     job = Job(model=base.job.model, workload=base.job.workload, overheads=base.job.overheads, cluster=Cluster(device=small))
     verdict = Verdict(fits="no", headroom_bytes=-3 * GIB, summary="short by 3.00 GiB on 1x Toy 16GB")
     fused, eight_bit = base.recommendations
-    fused = Recommendation(change=fused.change, flags=fused.flags, peak_bytes=17 * GIB, saves_bytes=2 * GIB, cost="none", fits="no")
+    fused = Recommendation(
+        change=fused.change, flags=fused.flags, peak_bytes=17 * GIB, saves_bytes=2 * GIB, cost="none", fits="no"
+    )
     return training(**{"job": job, "verdict": verdict, "recommendations": (fused, eight_bit), **changes})
 
 

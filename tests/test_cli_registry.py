@@ -35,7 +35,9 @@ def test_the_walk_is_over_all_fields_of_the_job_module() -> None:
     import memfit.job
     from memfit.options import Options
 
-    declared = {cls for cls in vars(memfit.job).values() if isinstance(cls, type) and issubclass(cls, Options) and cls is not Options}
+    declared = {
+        cls for cls in vars(memfit.job).values() if isinstance(cls, type) and issubclass(cls, Options) and cls is not Options
+    }
     assert declared == {Training, FineTuning, Inference, Hardware, Overheads, Dimensions}
     assert len(EVERY_FIELD) > 80
 

@@ -1,4 +1,7 @@
-"""Whole outputs for answers built by hand. `REGENERATE_GOLDENS=1 pytest tests/test_report_golden.py` rewrites the files: read the diff."""
+"""Whole outputs for answers built by hand.
+
+`REGENERATE_GOLDENS=1 pytest tests/test_report_golden.py` rewrites the files: read the diff before you keep it.
+"""
 
 from __future__ import annotations
 

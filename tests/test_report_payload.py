@@ -19,8 +19,11 @@ SCHEMA = json.loads((Path(memfit.__file__).parent / "data" / "answer.schema.json
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 # Section by section, what other programs rely on. Written out here on purpose: a renamed key must break this test.
-TOP = {"schema_version", "memfit_version", "notice", "model", "workload", "parallelism", "runtime", "device", "ranks", "peak", "host",
-       "kv_cache", "verdict", "limits", "recommendations", "rule_of_thumb", "assumptions", "warnings", "verify", "next"}  # fmt: skip
+TOP = {
+    "schema_version", "memfit_version", "notice", "model", "workload", "parallelism", "runtime",
+    "device", "ranks", "peak", "host", "kv_cache", "verdict", "limits",
+    "recommendations", "rule_of_thumb", "assumptions", "warnings", "verify", "next",
+}  # fmt: skip
 COMPONENT = {"name", "bytes", "at_peak_bytes", "low_bytes", "high_bytes", "counted_in", "basis", "formula"}
 PEAK = {"phase", "allocated_bytes", "reserved_bytes", "device_bytes", "low_bytes", "high_bytes", "safe_bytes"}
 

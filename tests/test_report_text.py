@@ -178,7 +178,8 @@ def test_characters_beyond_ascii_only_in_utf_8(encoding: str, unicode: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"), [("120", 120), ("", 100), ("x", 100), ("0", 100), ("1", 40), ("99999", 400), ("²", 100), ("9" * 40, 100)]
+    ("columns", "width"),
+    [("120", 120), ("", 100), ("x", 100), ("0", 100), ("1", 40), ("99999", 400), ("²", 100), ("9" * 40, 100)],
 )
 def test_the_width_is_that_of_columns(columns: str, width: int) -> None:
     assert look_of(Terminal(), {"COLUMNS": columns}).width == width
@@ -191,5 +192,7 @@ def test_the_three_light_formats_do_not_import_rich() -> None:
         "report.to_json(a); report.to_csv(a); report.to_markdown(a); print('rich' in sys.modules)"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
+    )
     assert run.stdout.strip() == "False"

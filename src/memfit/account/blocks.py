@@ -30,15 +30,30 @@ class Run(NamedTuple):
 
 
 def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
-    """Tensors that all layers share: rotary tables, and the mask that the backbone makes once (1 byte, for eager the format)."""
+    """Tensors that all layers share: rotary tables, and the masks that the backbone makes once.
+
+    A mask has 1 byte an entry for sdpa, the weights' format for eager. Full and sliding layers have one each; sdpa needs none
+    where nothing is padded and no window binds, FlashAttention never.
+    """
     dtype = DTYPE_BYTES[kernels.precision.weight]
     tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
-    axis = PAIR if kernels.padded else POSITION_PAIR
+    kinds = {cache.window for cache, _ in model.caches} or {None}
     if kernels.attention == "eager":
-        return tables, {TEMPORARY + axis: dtype} if model.kind == "decoder" or kernels.padded else ZERO
-    if kernels.attention == "sdpa" and (kernels.padded or kernels.binding_windows):
-        return tables, {TEMPORARY + axis: 1}
-    return tables, ZERO
+        masks, entry = (len(kinds) if model.kind == "decoder" or kernels.padded else 0), dtype
+    elif kernels.attention == "sdpa":
+        masks, entry = len(kinds) if kernels.padded else len(kinds.intersection(kernels.binding_windows)), 1
+    else:
+        masks, entry = 0, 0
+    axis = PAIR if kernels.padded else POSITION_PAIR
+    return tables, {TEMPORARY + axis: masks * entry} if masks else ZERO
+
+
+def relevant(kernels: KernelPolicy, role: str) -> KernelPolicy:
+    """The policy without what a part of the model does not depend on, so that jobs that differ only there share its measure."""
+    if role == "layers":
+        return kernels._replace(loss="eager", logits_last=False, generating=False)
+    same = kernels._replace(attention="sdpa", padded=False, binding_windows=(), device_capability=None, one_sequence=False)
+    return same if role == "head" else same._replace(loss="eager", logits_last=False, generating=False)
 
 
 class Conditions(NamedTuple):
@@ -77,6 +92,10 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
     Returns them and the conditions that the next segment meets.
     """
     segment = model.segments[index]
+    given = conditions
+    conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role))
+    if segment.role != "head":
+        conditions = conditions._replace(outputs_kept=False)
     runs: list[Run] = []
     left = segment.repeat
     while left:
@@ -90,4 +109,4 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
         count = left if before == conditions else 1
         runs.append(Run(tuple([block.name for block in segment.blocks]), tuple(blocks), tuple(bare), count, checkpointed))
         left -= count
-    return runs, conditions
+    return runs, given._replace(requires_grad=conditions.requires_grad, dtype=conditions.dtype)

@@ -95,6 +95,7 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
         train_all=method == "full",
         adapter=adapter,
         adapter_targets=targets,
+        one_sequence=workload.attention == "eager" and workload.batch == 1,
         device_capability=_capability(job),
     )
     workspace = _workspace(job, training=True)

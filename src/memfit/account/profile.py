@@ -54,10 +54,10 @@ class Profile(NamedTuple):
 
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:
-    """The count of each axis: 1, s, b, b s, b k, b s k, s k, and b min(k, w) for each window w."""
+    """The count of each axis: 1, s, b, b s, b k, s k, b s k, and b min(k, w) for each window w."""
     b, s, k = numbers
     pairs = s * k
-    counts = (1, s, b, b * s, b * k, b * pairs, pairs)
+    counts = (1, s, b, b * s, b * k, pairs, b * pairs)
     return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
 
 

@@ -114,9 +114,7 @@ def _model(name: str) -> Document:
 
     model = api.load_model(name)
     values = {"num_parameters": model.num_parameters, **{key: getattr(model, key) for key in _MODEL_FIELDS}}
-    assumed = [
-        {"name": one.name, "value": json_value(one.value), "why": one.why, "flag": one.flag} for one in model.assumptions
-    ]
+    assumed = [{"name": one.name, "value": json_value(one.value), "why": one.why, "flag": one.flag} for one in model.assumptions]
     data = _wrap("model", {**{key: json_value(value) for key, value in values.items()}, "assumptions": assumed})
     shown = {**values, **{f"assumed {one['name']}": f"{one['value']} ({one['why']})" for one in assumed}}
     return _document(_details(f"{model.name}: {model.num_parameters:,} parameters", shown, data))

@@ -137,7 +137,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Two matrix products around a softmax over the full score matrix.
 
     Keeps the softmax (fp32 where the model asks for it) and the 16-bit probabilities: 6 a s in 16 bit, 4 a s in fp32; dropout
-    adds its mask and its result. Batched products copy head-strided operands; the copy is kept in place of the operand.
+    adds its mask and its result. Batched products copy head-strided operands (not at a batch of one), and the copy is kept instead.
     """
     tape = context.tape
     heads = op.attributes["num_heads"]
@@ -146,9 +146,10 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     value_dtype = v.dtype
     k, v = _repeat(tape, op, k), _repeat(tape, op, v)
     q, k = tape.autocast_compute(q), tape.autocast_compute(k)
-    q = functions.unary(tape, q)
-    if not grouped:
-        k, v = functions.unary(tape, k), functions.unary(tape, v)
+    if not context.policy.one_sequence:
+        q = functions.unary(tape, q)
+        if not grouped:
+            k, v = functions.unary(tape, k), functions.unary(tape, v)
     scores = functions.matmul(tape, q, k, PAIR, heads)
     scores = functions.unary(tape, scores)
     if op.attributes["softcap"]:

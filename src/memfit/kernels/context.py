@@ -37,6 +37,8 @@ class KernelPolicy(NamedTuple):
     adapter: Adapter | None = None
     adapter_targets: tuple[str, ...] = ()
     """Module names (the last part) that get an adapter; ("all-linear",) for every linear layer but the head."""
+    one_sequence: bool = False
+    """A batch of one: eager attention's products take strided operands as views instead of copying them."""
     device_capability: tuple[int, int] | None = None
     logits_last: bool = False
     """Inference: the head reads the last position only."""

@@ -175,8 +175,9 @@ def cross_entropy(context: Context, op: Op, logits: Tensor) -> Tensor:
     Source: transformers 5 loss/loss_utils.py.
     """
     tape = context.tape
-    upcast = tape.cast(logits, "fp32") if op.attributes["upcast"] or tape.policy.autocast else logits
-    log_probs = functions.unary(tape, upcast, save_output=True)
+    upcast = tape.cast(logits, "fp32") if op.attributes["upcast"] else logits
+    # without the upcast, autocast leaves log_softmax in 16 bit and casts its result for nll_loss
+    log_probs = tape.autocast_fp32(functions.unary(tape, upcast, save_output=True))
     labels = tape.tensor(logits.axis, 1, "int64")
     value = tape.tensor(ONCE, 2, "fp32")
     tape.record((log_probs, labels), (value,), saved=(log_probs, labels, value))

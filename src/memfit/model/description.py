@@ -8,8 +8,8 @@ Every tensor's size is a whole number of bytes times one of a few products of th
     sequence        b          pooled outputs
     token           b s        hidden states
     key-token       b k        keys and values that attention reads
-    pair            b s k      score matrices
     position-pair   s k        masks without a batch dimension
+    pair            b s k      score matrices
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from memfit.records import Record
 if TYPE_CHECKING:
     from memfit.job import Assumption
 
-AXES = ("once", "position", "sequence", "token", "key-token", "pair", "position-pair")
-ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, PAIR, POSITION_PAIR = range(len(AXES))
+AXES = ("once", "position", "sequence", "token", "key-token", "position-pair", "pair")
+ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR = range(len(AXES))
+"""In an order in which a result takes the later axis of its two operands."""
 
 ACTIVATION_FUNCTIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 """Activation functions whose memory is known, by the name that configs use; each has an implementation in `memfit.kernels`."""

@@ -55,7 +55,11 @@ def details(title: str, body: str) -> str:
 
 def to_markdown(answer: Answer) -> str:
     """The verdict, the component table of the binding rank, recommendations; phases, limits and assumptions folded."""
-    parts = [f"**{escape(headline(answer))}**", f"{escape(question(answer))}. Peak {show_bytes(answer.estimate.peak.device_bytes)}; {interval(answer)}.", _components(answer)]
+    parts = [
+        f"**{escape(headline(answer))}**",
+        f"{escape(question(answer))}. Peak {show_bytes(answer.estimate.peak.device_bytes)}; {interval(answer)}.",
+        _components(answer),
+    ]
     parts += _warnings(answer)
     parts += [section for section in (_recommendations(answer), _phases(answer), _limits(answer), _assumptions(answer),
                                       _rule(answer), _steps(answer)) if section]  # fmt: skip
