@@ -379,3 +379,33 @@ def test_errors_raised_on_purpose_keep_their_text(ask: Any, monkeypatch: pytest.
 
     monkeypatch.setattr("memfit.api.answer", refuse)
     assert ask("infer", "gpt2") == (1, "", "memfit: error: the file x is broken\n")
+
+
+def test_validate_shows_what_its_room_found(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Found:
+        groups = (
+            {"group": "kept", "rows": 12, "median_error_percent": 0.25},
+            {"group": "traced", "rows": 3, "median_error_percent": 1.0},
+        )
+        worst = ({"row": "=x", "expected_bytes": 1 << 30, "computed_bytes": 3 << 29},)
+        notes = ("2 rows are not expressible",)
+
+    monkeypatch.setattr("memfit.cli.accuracy.import_module", lambda name: type("Room", (), {"run": staticmethod(Found)}))
+    data = json.loads(ask("validate", "--json")[1])
+    assert data["groups"][1] == {"group": "traced", "rows": 3, "median_error_percent": 1.0}
+    assert data["worst"][0]["computed_bytes"] == 3 << 29
+    table = ask("validate")[1]
+    assert "1.50 GiB" in table
+    assert "2 rows are not expressible" in table
+    assert ask("validate", "--format", "csv")[1].splitlines() == [
+        "group,rows,median_error_percent",
+        "kept,12,0.25",
+        "traced,3,1.0",
+    ]
+
+
+def test_validate_without_a_corpus_is_one_line(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memfit.cli.accuracy.import_module", lambda name: None)
+    code, out, err = ask("validate")
+    assert (code, out) == (1, "")
+    assert err == "memfit: error: this installation of memfit has no validation corpus\n"

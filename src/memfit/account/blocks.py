@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memfit.account.forms import ACTIVATIONS, TEMPORARY, ZERO, Form
 from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
 from memfit.kernels import KernelPolicy, Lowered, lower
-from memfit.model import PAIR, POSITION, POSITION_PAIR, Block, Model
+from memfit.model import PAIR, POSITION, Block, Model
 from memfit.precision import DTYPE_BYTES
 
 
@@ -44,10 +44,10 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
         masks, entry = len(kinds) if kernels.padded else len(kinds.intersection(kernels.binding_windows)), 1
     else:
         masks, entry = 0, 0
-    axis = PAIR if kernels.padded else POSITION_PAIR
-    return tables, {TEMPORARY + axis: masks * entry} if masks else ZERO
+    return tables, {TEMPORARY + PAIR: masks * entry} if masks else ZERO
 
 
+@lru_cache(maxsize=256)
 def relevant(kernels: KernelPolicy, role: str) -> KernelPolicy:
     """The policy without what a part of the model does not depend on, so that jobs that differ only there share its measure."""
     if role == "layers":
@@ -93,9 +93,8 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
     """
     segment = model.segments[index]
     given = conditions
-    conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role))
-    if segment.role != "head":
-        conditions = conditions._replace(outputs_kept=False)
+    kept = conditions.outputs_kept and segment.role == "head"
+    conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role), outputs_kept=kept)
     runs: list[Run] = []
     left = segment.repeat
     while left:
@@ -105,8 +104,10 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
             memory = _measured(model, index, place, conditions)
             blocks.append(memory)
             bare.append(_measured_bare(model, index, place, conditions) if checkpointed else memory)
-            conditions = conditions._replace(requires_grad=memory.output_requires_grad, dtype=memory.output_dtype)
-        count = left if before == conditions else 1
+            after = (memory.output_requires_grad, memory.output_dtype)
+            if after != (conditions.requires_grad, conditions.dtype):
+                conditions = conditions._replace(requires_grad=after[0], dtype=after[1])
+        count = left if before is conditions else 1
         runs.append(Run(tuple([block.name for block in segment.blocks]), tuple(blocks), tuple(bare), count, checkpointed))
         left -= count
     return runs, given._replace(requires_grad=conditions.requires_grad, dtype=conditions.dtype)

@@ -59,7 +59,7 @@ class Accumulation(NamedTuple):
 class _Memory:
     """A running state, and those of its states that no other exceeds on every axis."""
 
-    __slots__ = ("noted", "now", "total")
+    __slots__ = ("grown", "noted", "now", "total")
 
     def __init__(self, start: Form = ZERO) -> None:
         self.now = dict(start)
@@ -67,12 +67,16 @@ class _Memory:
         for slot, num_bytes in start.items():
             self.total[slot % STRIDE] += num_bytes
         self.noted: list[tuple[list[int], Form]] = []
+        self.grown = True
+        """Whether anything was taken since the last note: a state that only shrank cannot be new."""
 
     def take(self, component: int, size: Size) -> None:
         axis, num_bytes = size
         slot = component + axis
-        self.now[slot] = self.now.get(slot, 0) + num_bytes
+        now = self.now
+        now[slot] = now.get(slot, 0) + num_bytes
         self.total[axis] += num_bytes
+        self.grown = True
 
     def free(self, component: int, size: Size) -> None:
         axis, num_bytes = size
@@ -80,6 +84,9 @@ class _Memory:
         self.total[axis] -= num_bytes
 
     def note(self) -> None:
+        if not self.grown:
+            return
+        self.grown = False
         total = self.total
         for other, _ in self.noted:
             if all(map(le, total, other)):
@@ -159,10 +166,11 @@ def _forward(lowered: Lowered, plan: _Plan) -> tuple[Form, ...]:
             memory.note()
             for size in node.scratch:
                 memory.free(TEMPORARY, size)
-        elif born:
+        elif dies:  # a state that the next node only adds to need not be noted
             memory.note()
         for storage in dies:
             memory.free(components[storage], sizes[storage])
+    memory.note()
     return memory.peaks()
 
 
@@ -220,8 +228,7 @@ class _Backward:
                 memory.take(TEMPORARY, (ONCE, copy_bytes))
         for size in node.backward_scratch:
             memory.take(TEMPORARY, size)
-        if not node.alias or len(made) != 1:
-            memory.note()
+        memory.note()
         for size in node.backward_scratch:
             memory.free(TEMPORARY, size)
         for num_bytes, copy_bytes, name in node.weight_grads:

@@ -103,15 +103,23 @@ def evaluate(
 
 def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:
     """Moments in order, without those that another of the same phase equals or exceeds on every axis, whatever the numbers."""
-    kept: list[tuple[dict[int, int], Moment]] = []
+    phases: dict[tuple[str, bool], list[tuple[dict[int, int], str, Form]]] = {}
     for phase, where, form, short in candidates:
-        total = per_axis(form)
-        mine = dict(total)
-        if any(other.phase == phase and other.short == short and _covers(theirs, mine) for theirs, other in kept):
-            continue
-        kept = [pair for pair in kept if not (pair[1].phase == phase and pair[1].short == short and _covers(mine, pair[0]))]
-        kept.append((mine, Moment(phase, where, form, total, short)))
-    return tuple([moment for _, moment in kept])
+        mine = dict(per_axis(form))
+        kept = phases.setdefault((phase, short), [])
+        for theirs, _, _ in kept:
+            if _covers(theirs, mine):
+                break
+        else:
+            kept[:] = [one for one in kept if not _covers(mine, one[0])]
+            kept.append((mine, where, form))
+    return tuple(
+        [
+            Moment(phase, where, form, tuple(total.items()), short)
+            for (phase, short), kept in phases.items()
+            for total, where, form in kept
+        ]
+    )
 
 
 def _covers(larger: dict[int, int], smaller: dict[int, int]) -> bool:

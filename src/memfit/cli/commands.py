@@ -99,7 +99,7 @@ COMMANDS: tuple[Command, ...] = (
         name="validate",
         help="Compare memfit with measured and traced runs and print the error",
         examples=(("memfit validate", "every row of the corpus that memfit can express"),),
-        handler="memfit.cli.listings:validate",
+        handler="memfit.cli.accuracy:validate",
     ),
     Command(
         name="schema",

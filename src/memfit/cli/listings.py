@@ -1,4 +1,4 @@
-"""The commands that list what memfit knows: devices, models, schema; and `validate`."""
+"""The commands that list what memfit knows: devices, models, schemas."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Two matrix products around a softmax over the full score matrix.
 
     Keeps the softmax (fp32 where the model asks for it) and the 16-bit probabilities: 6 a s in 16 bit, 4 a s in fp32; dropout
-    adds its mask and its result. Batched products copy head-strided operands (not at a batch of one), and the copy is kept instead.
+    adds its mask and its result. Batched products copy head-strided operands (not at a batch of one), the copy is kept.
     """
     tape = context.tape
     heads = op.attributes["num_heads"]

@@ -44,7 +44,7 @@ def show(kind: str, value: Any) -> str:
     if kind == "rate":
         return f"{value / 10**9:,.0f} GB/s"
     if kind == "number":
-        return f"{value}"
+        return f"{value:.4g}" if isinstance(value, float) else f"{value}"
     if isinstance(value, list | tuple):
         return ", ".join(show_value(one) for one in value)
     return show_value(value)
