@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,30 @@ def test_a_bare_model_is_the_overview(ask: Any, config: str) -> None:
     small = next(index for index, one in enumerate(data["devices"]) if one["id"] == "rtx-4090")
     assert full["cells"][small]["fits"] == "no"
     assert full["cells"][small]["peak_bytes"] > 4 * LLAMA_PARAMETERS
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100", "200"])
+def test_the_overview_shows_every_device_at_every_width(
+    ask: Any, config: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    out = ask(config)[1]
+    devices = json.loads(ask(config, "--json")[1])["devices"]
+    row = re.findall(r"^full fine-tuning .*", out, re.MULTILINE)
+    words = [word for line in row for word in line.split() if word in ("fits", "tight", "no")]
+    assert len(words) == len(devices)
+    assert max(len(line) for line in out.splitlines()) <= int(columns)
+
+
+@pytest.mark.parametrize("on", ["24GiB", "2x4090", "2x24GiB", "1.5GiB", "m4-max-64"])
+def test_the_commands_under_an_overview_can_be_run(ask: Any, on: str) -> None:
+    for line in json.loads(ask("gpt2", "--on", on, "--json")[1])["ways"][:1]:
+        out = ask("gpt2", "--on", on)[1]
+        assert line["command"] in out
+    word = re.findall(r"--on (\S+)", ask("gpt2", "--on", on, "--format", "csv")[1] + ask("gpt2", "--on", on)[1])[0]
+    first = json.loads(ask("infer", "gpt2", "--on", on, "--json")[1])["device"]
+    again = json.loads(ask("infer", "gpt2", "--on", word, "--json")[1])["device"]
+    assert (first["usable_bytes"], first["count"]) == (again["usable_bytes"], again["count"])
 
 
 def test_the_overview_of_two_named_devices_in_every_format(ask: Any, config: str) -> None:

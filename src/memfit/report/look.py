@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, TextIO
 
 DEFAULT_WIDTH = 100
-NARROWEST, WIDEST = 40, 400
+NARROWEST, WIDEST = 60, 400
+"""Below 60 columns the numbers themselves would have to be cut: a line that the terminal wraps is better."""
 
 
 class Look(NamedTuple):

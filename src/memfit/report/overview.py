@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from memfit.fit.command import device_word
 from memfit.report.csv import write_rows
 from memfit.report.look import Look
 from memfit.report.markdown import code, escape, table
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from memfit.devices import Cluster
     from memfit.fit.overview import Overview, Way
 
+_PEAK_WIDTH = len("1,234.56 GiB") + 4
 _SHORT_WORDS = {"yes": "fits", "tight": "tight", "no": "no"}
 
 
@@ -117,7 +119,7 @@ def _parts(overview: Overview, look: Look) -> Iterator[RenderableType]:
     if len(overview.clusters) == 1 and overview.clusters[0].reading:
         yield Text(f"Device: {plain(overview.clusters[0].reading)}")
     yield Text("")
-    yield _matrix(overview, look)
+    yield from _matrices(overview, look)
     yield Text("")
     first = "" if len(overview.clusters) == 1 else "The peak is that on the first device; "
     yield Text(f"{first}fits: with {overview.headroom * 100:g} % free (--headroom); tight: it may fit, without that margin")
@@ -138,11 +140,38 @@ def _command(way: Way, overview: Overview) -> str:
     if len(overview.clusters) != 1:
         return way.command
     cluster = overview.clusters[0]
-    size = f"{cluster.usable_bytes}B" if cluster.device.kind == "size" else cluster.device.id
-    return f"{way.command} --on {cluster.count}x{size}" if cluster.count > 1 else f"{way.command} --on {size}"
+    return f"{way.command} --on {device_word(cluster.device.id, cluster.count)}"
 
 
-def _matrix(overview: Overview, look: Look) -> RenderableType:
+def _matrices(overview: Overview, look: Look) -> Iterator[RenderableType]:
+    """The matrix, in as many parts as the width demands: a column of devices is never cut off."""
+    from rich.text import Text
+
+    if len(overview.clusters) == 1:
+        yield _matrix(overview, look, [0])
+        return
+    free = look.width - max(len(way.name) for way in overview.ways) - _PEAK_WIDTH
+    parts: list[list[int]] = [[]]
+    used = 0
+    for index, cluster in enumerate(overview.clusters):
+        width = _column_width(cluster) + 2
+        if parts[-1] and used + width > free:
+            parts.append([])
+            used = 0
+        parts[-1].append(index)
+        used += width
+    for number, part in enumerate(parts):
+        if number:
+            yield Text("")
+        yield _matrix(overview, look, part)
+
+
+def _column_width(cluster: Cluster) -> int:
+    """The longest word of a column; `tight` is one of them."""
+    return max(5, *(len(word) for word in _device_heading(cluster).split()))
+
+
+def _matrix(overview: Overview, look: Look, part: list[int]) -> RenderableType:
     from memfit.report.rich_text import VERDICT_STYLES, Column, cell, table
 
     single = len(overview.clusters) == 1
@@ -150,7 +179,8 @@ def _matrix(overview: Overview, look: Look) -> RenderableType:
     if single:
         columns += [Column("verdict"), Column("free", number=True), Column("binds at"), Column("numbers", wrap=True)]
     else:
-        columns += [Column(_device_heading(one), wrap=True) for one in overview.clusters]
+        clusters = [overview.clusters[index] for index in part]
+        columns += [Column(_device_heading(one), wrap=True, narrowest=_column_width(one)) for one in clusters]
     made = table(columns, look)
     for way in overview.ways:
         peak = show_bytes(way.peak_bytes) if way.peak_bytes is not None else ""
@@ -161,7 +191,8 @@ def _matrix(overview: Overview, look: Look) -> RenderableType:
             verdict = cell(VERDICT_WORDS[one.fits], VERDICT_STYLES[one.fits])
             row += [verdict, cell(show_bytes(free)), cell(one.phase), cell(way.note)]
         elif way.cells:
-            row += [cell(_SHORT_WORDS[one.fits], VERDICT_STYLES[one.fits]) for one in way.cells]
+            chosen = [way.cells[index] for index in part]
+            row += [cell(_SHORT_WORDS[one.fits], VERDICT_STYLES[one.fits]) for one in chosen]
         else:
             row += [cell("-")] * (len(columns) - 2)
         made.add_row(*row)

@@ -28,6 +28,8 @@ class Column(NamedTuple):
     title: str
     number: bool = False
     wrap: bool = False
+    narrowest: int = 10
+    """Of a column that may be wrapped."""
 
 
 def table(columns: Sequence[Column], look: Look) -> Table:
@@ -46,7 +48,7 @@ def table(columns: Sequence[Column], look: Look) -> Table:
             justify="right" if one.number else "left",
             no_wrap=not one.wrap,
             overflow="fold",
-            min_width=10 if one.wrap else None,
+            min_width=one.narrowest if one.wrap else None,
         )
     return made
 
