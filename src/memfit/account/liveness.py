@@ -129,15 +129,20 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
         if grad:
             for storage in node.saved:
                 saved[storage] = saved.get(storage, 0) + 1
-    last.update(tape.held)
+    for storage, until in tape.held.items():
+        last[storage] = min(max(until, last.get(storage, 0)), num_nodes - 1)
     casts = {one.storage for one in tape.cached_casts.values()}
-    stays = {lowered.output.storage, lowered.input.storage, *casts}
+    stays = {lowered.output.storage, *casts}
+    if lowered.input_held:
+        stays.add(lowered.input.storage)
     if lowered.logits is not None:
         stays.add(lowered.logits.storage)
     first_logits = tape.first_logits if tape.first_logits is not None else len(tape.sizes)
     born: list[list[int]] = [[] for _ in range(num_nodes)]
     dies: list[list[int]] = [[] for _ in range(num_nodes)]
     components = {lowered.input.storage: ACTIVATIONS if lowered.input.storage in saved else TEMPORARY}
+    if not lowered.input_held and lowered.input.storage in last and lowered.input.storage not in saved | dict.fromkeys(stays):
+        dies[last[lowered.input.storage]].append(lowered.input.storage)
     for storage, index in first.items():
         if storage == lowered.input.storage:
             continue
@@ -152,7 +157,7 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
 
 
 def _forward(lowered: Lowered, plan: _Plan) -> tuple[Form, ...]:
-    """The largest states while a block runs forward; the caller holds its input throughout."""
+    """The largest states while a block runs forward."""
     sizes, components = lowered.tape.sizes, plan.components
     memory = _Memory()
     memory.take(components[lowered.input.storage], sizes[lowered.input.storage])

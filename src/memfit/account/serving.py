@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memfit.account.blocks import shared_forms
-from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, Form, add, per_axis
+from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, add, per_axis
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, pruned
 from memfit.account.states import tensors_of, weight_bytes
@@ -60,12 +60,15 @@ def _states(
     """The largest states of every kind of block; a layer's are the same wherever it stands, the cache is counted whole."""
     found = []
     dtype = kernels.precision.weight
+    embedded = ZERO
     for segment in model.segments:
-        base = add(statics, shared) if segment.role == "layers" else statics
+        base = add(statics, shared, embedded) if segment.role == "layers" else statics
         for block in segment.blocks:
             memory = measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype))
             dtype = memory.output_dtype
             found += [(phase, block.name, add(base, state), short) for state in memory.forward]
+            if segment.role == "embedding":
+                embedded = memory.output  # the name `inputs_embeds` holds it while the layers run
     return found
 
 

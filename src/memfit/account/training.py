@@ -93,6 +93,8 @@ class _Timeline:
             before.append(kept)
             phase = "loss" if index == len(runs) - 1 and index else "forward"
             mask = self.mask if phase == "forward" or self.checkpointed else ZERO
+            if phase == "forward" and index:
+                mask = add(mask, self._embedded(runs))
             period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
             period_casts = add(*(one.region_casts for one in run.bare))
             kept = add(kept, scaled(period_kept, run.repeat - 1))
@@ -103,6 +105,11 @@ class _Timeline:
                 kept = add(kept, run.kept(place))
                 casts = add(casts, memory.region_casts)
         return before, kept
+
+    def _embedded(self, runs: list[Run]) -> Form:
+        """The embedding's output, which the name `inputs_embeds` holds while the layers run, unless the first layer keeps it."""
+        first = runs[1].blocks[0]
+        return ZERO if self.checkpointed or first.input_saved else runs[0].blocks[-1].output
 
     def backward(self, runs: list[Run], before: list[Form], outputs: Form) -> None:
         """Moments of backward, in which gradients grow as activations shrink."""

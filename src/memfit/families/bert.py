@@ -39,6 +39,7 @@ def _layer(hidden: int, heads: int, ffn: int, activation: str, dropout: float, a
     context = b.attention(
         q, k, v, num_heads=heads, num_kv_heads=heads, causal=False, dropout=attention_dropout, softmax_dtype=None, cached=False
     )
+    b.until_here(q, k, v)
     attended = b.dropout(b.linear("attention.output.dense", context, hidden, bias=True, split="row"), dropout)
     x = b.layer_norm("attention.output.LayerNorm", b.add(attended, x))
 

@@ -62,6 +62,7 @@ def language_head(
         logits = b.head(head_name, x, vocab, tied_to=tied_to)
         if softcap:
             logits = b.softcap(logits)
+        b.until_here(x)
         return Segment((b.done(b.loss(logits, upcast=True)),), role="head"), "causal-lm"
     num_labels = config.num_labels()
     if architecture.endswith("ForSequenceClassification"):

@@ -56,11 +56,13 @@ def build(config: ConfigView, architecture: str) -> Description:
             window=window if kind == "sliding_attention" else None,
         )
         attended = b.linear("self_attn.o_proj", context, hidden, bias=bias, split="row")
+        b.until_here(x, q, k, v)
         x = b.add(b.input, b.rms_norm("post_attention_layernorm", attended, offset=True))
 
         normed = b.rms_norm("pre_feedforward_layernorm", x, offset=True)
         gate = b.activation(activation, b.linear("mlp.gate_proj", normed, ffn))
         down = b.linear("mlp.down_proj", b.multiply(gate, b.linear("mlp.up_proj", normed, ffn)), hidden, split="row")
+        b.until_here(normed)
         return b.done(b.add(x, b.rms_norm("post_feedforward_layernorm", down, offset=True)))
 
     head, loss = language_head(

@@ -27,10 +27,16 @@ def _layer(hidden: int, heads: int, inner: int, activation: str, attention_dropo
     q, k, v = b.split(b.linear("attn.c_attn", x, 3 * hidden, bias=True), hidden, hidden, hidden)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=heads, dropout=attention_dropout, softmax_dtype=None)
     attended = b.dropout(b.linear("attn.c_proj", context, hidden, bias=True, split="row"), residual_dropout)
+    b.until_here(x, q, k, v)
     x = b.add(attended, b.input)
 
-    inner_states = b.activation(activation, b.linear("mlp.c_fc", b.layer_norm("ln_2", x), inner, bias=True))
-    return b.done(b.add(x, b.dropout(b.linear("mlp.c_proj", inner_states, hidden, bias=True, split="row"), residual_dropout)))
+    normed = b.layer_norm("ln_2", x)
+    inner_states = b.activation(activation, b.linear("mlp.c_fc", normed, inner, bias=True))
+    mixed = b.dropout(b.linear("mlp.c_proj", inner_states, hidden, bias=True, split="row"), residual_dropout)
+    b.until_here(normed)
+    out = b.add(x, mixed)
+    b.until_here(attended)
+    return b.done(out)
 
 
 def build(config: ConfigView, architecture: str) -> Description:

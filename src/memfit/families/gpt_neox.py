@@ -22,15 +22,21 @@ def _layer(config: ConfigView, hidden: int, heads: int, ffn: int, rotary_dim: in
     activation = activation_name(config, "hidden_act", "gelu")
 
     b = BlockBuilder("decoder layer", hidden)
-    fused = b.linear("attention.query_key_value", b.layer_norm("input_layernorm", b.input), 3 * hidden, bias=bias)
+    normed = b.layer_norm("input_layernorm", b.input)
+    fused = b.linear("attention.query_key_value", normed, 3 * hidden, bias=bias)
     q, k, v = b.split(fused, hidden, hidden, hidden)
     q, k = b.rotary(q, k, head_dim=hidden // heads, rotary_dim=rotary_dim)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=heads, dropout=attention_dropout, head_major=True)
-    attended = b.dropout(b.linear("attention.dense", context, hidden, bias=bias, split="row"), hidden_dropout)
+    attended = b.linear("attention.dense", context, hidden, bias=bias, split="row")
+    b.until_here(normed, q, k, v)
+    attended = b.dropout(attended, hidden_dropout)
     x = b.input if parallel else b.add(attended, b.input)
 
-    inner = b.activation(activation, b.linear("mlp.dense_h_to_4h", b.layer_norm("post_attention_layernorm", x), ffn, bias=True))
-    mixed = b.dropout(b.linear("mlp.dense_4h_to_h", inner, hidden, bias=True, split="row"), hidden_dropout)
+    normed = b.layer_norm("post_attention_layernorm", x)
+    inner = b.activation(activation, b.linear("mlp.dense_h_to_4h", normed, ffn, bias=True))
+    mixed = b.linear("mlp.dense_4h_to_h", inner, hidden, bias=True, split="row")
+    b.until_here(normed)
+    mixed = b.dropout(mixed, hidden_dropout)
     return b.done(b.add(b.add(mixed, attended), x) if parallel else b.add(mixed, x))
 
 

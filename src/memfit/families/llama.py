@@ -84,12 +84,15 @@ def decoder_layer(shape: Shape, window: int | None = None) -> Block:
     context = b.attention(
         q, k, v, num_heads=shape.heads, num_kv_heads=shape.kv_heads, window=window, dropout=shape.attention_dropout
     )
-    x = b.add(b.input, b.linear("self_attn.o_proj", context, shape.hidden, bias=shape.output_bias, split="row"))
+    attended = b.linear("self_attn.o_proj", context, shape.hidden, bias=shape.output_bias, split="row")
+    b.until_here(x, q, k, v)
+    x = b.add(b.input, attended)
 
     normed = b.rms_norm("post_attention_layernorm", x)
     gate = b.activation(shape.activation, b.linear("mlp.gate_proj", normed, shape.ffn, bias=shape.mlp_bias))
     up = b.linear("mlp.up_proj", normed, shape.ffn, bias=shape.mlp_bias)
     down = b.linear("mlp.down_proj", b.multiply(gate, up), shape.hidden, bias=shape.mlp_bias, split="row")
+    b.until_here(normed)
     return b.done(b.add(x, down))
 
 

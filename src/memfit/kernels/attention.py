@@ -158,10 +158,16 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         masked = tape.tensor(PAIR, heads, scores.dtype)
         tape.record((scores,), (masked,), alias=True)
         scores = masked
-    scores = tape.cast(scores, "fp32") if dtype == "fp32" else tape.autocast_fp32(scores)
-    probabilities = functions.unary(tape, scores, save_output=True)
+    upcast = tape.cast(scores, "fp32") if dtype == "fp32" else tape.autocast_fp32(scores)
+    probabilities = functions.unary(tape, upcast, save_output=True)
     probabilities = tape.cast(probabilities, value_dtype)
+    # the name `attn_weights` holds the scores until it is given the probabilities, and those until the layer is done
+    tape.hold(scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
+    tape.hold_to_the_end(probabilities)
     probabilities, v = tape.autocast_compute(probabilities), tape.autocast_compute(v)
     out = functions.matmul(tape, probabilities, v, q.axis, v.width)
-    return _contiguous(tape, out)
+    copied = _contiguous(tape, out)
+    for one in (k, v, out):
+        tape.hold(one)
+    return copied

@@ -19,6 +19,8 @@ class Lowered(NamedTuple):
     output: Tensor
     logits: Tensor | None
     """What the caller still holds as the model's output."""
+    input_held: bool = True
+    """The caller's name for the hidden states still holds the block's input; after the last layer no name does."""
 
 
 def _one(result: Tensor) -> list[Tensor]:
@@ -60,6 +62,7 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
     logits: Tensor | None = None
     output = x
     head: Op | None = None
+    ends: list[int] = []
     for op in block.ops:
         inputs = [values[value.id] for value in op.inputs]
         if op.kind == "head":
@@ -67,6 +70,7 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
         fused = head is not None and policy.loss == "fused" and policy.training
         if op.kind == "loss":
             if not policy.training:
+                ends.append(len(tape.nodes) - 1)
                 continue
             if fused and head is not None:
                 results = [modules.fused_cross_entropy(context, op, head.parameters[0], inputs[0])]
@@ -87,9 +91,12 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
             tape.first_logits = results[0].storage
         for value, result in zip(op.outputs, results, strict=True):
             values[value.id] = output = result
+        ends.append(len(tape.nodes) - 1)
+    for value_id, index in block.holds:
+        tape.hold(values[value_id], ends[index])
     if head is not None and policy.generating:
         output = _sampled(tape, output)
-    return Lowered(tape, x, values.get(block.output.id, output), logits)
+    return Lowered(tape, x, values.get(block.output.id, output), logits, input_held=head is None and not reads_ids)
 
 
 def _last_position(tape: Tape, x: Tensor) -> Tensor:

@@ -112,12 +112,15 @@ def split(context: Context, op: Op, x: Tensor) -> list[Tensor]:
 
 def _gelu_new(tape: Tape, x: Tensor) -> Tensor:
     """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) in Python: keeps x, tanh, 1 + tanh and 0.5 x."""
+    half = functions.unary(tape, x)
     cube = functions.unary(tape, tape.autocast_fp32(x), save_input=True, backward_scratch=2)
     inner = functions.add(tape, x, functions.unary(tape, cube))
     tanh = functions.unary(tape, functions.unary(tape, inner), save_output=True)
     one_plus = tape.tensor(tanh.axis, tanh.width, tanh.dtype)
     tape.record((tanh,), (one_plus,), alias=True)
-    return functions.multiply(tape, functions.unary(tape, x), one_plus)
+    out = functions.multiply(tape, half, one_plus)
+    tape.hold(x)
+    return out
 
 
 def _quick_gelu(tape: Tape, x: Tensor) -> Tensor:
@@ -181,8 +184,7 @@ def cross_entropy(context: Context, op: Op, logits: Tensor) -> Tensor:
     labels = tape.tensor(logits.axis, 1, "int64")
     value = tape.tensor(ONCE, 2, "fp32")
     tape.record((log_probs, labels), (value,), saved=(log_probs, labels, value))
-    if upcast is not logits:
-        tape.held[upcast.storage] = len(tape.nodes) - 1
+    tape.hold(upcast)
     return value
 
 

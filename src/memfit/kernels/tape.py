@@ -14,6 +14,9 @@ from memfit.precision import DTYPE_BYTES, PrecisionPolicy
 Size = tuple[int, int]
 """An axis and the bytes for each unit of it."""
 
+WHOLE_BLOCK = 1 << 30
+"""Later than any node."""
+
 _PROMOTION = {"fp32": 3, "bf16": 2, "fp16": 2, "bool": 0, "int64": 0}
 
 
@@ -80,6 +83,15 @@ class Tape:
         made = Tensor(len(self.sizes), axis, width, dtype, requires_grad)
         self.sizes.append(made.size)
         return made
+
+    def hold(self, x: Tensor, until: int | None = None) -> None:
+        """A Python name keeps `x` until the node of that index, the latest one if not said, has run."""
+        until = len(self.nodes) - 1 if until is None else until
+        self.held[x.storage] = max(until, self.held.get(x.storage, until))
+
+    def hold_to_the_end(self, x: Tensor) -> None:
+        """A Python name keeps `x` as long as the block runs."""
+        self.held[x.storage] = WHOLE_BLOCK
 
     def view(self, base: Tensor, width: int) -> Tensor:
         """A part of `base`, or another shape of it, in the same storage."""

@@ -13,6 +13,7 @@ class BlockBuilder:
         self._ops: list[Op] = []
         self._num_values = 1
         self._cache: CacheSpec | None = None
+        self._holds: list[tuple[int, int]] = []
         self.input = Value(0, axis, width)
 
     def _value(self, axis: int, width: int) -> Value:
@@ -36,7 +37,11 @@ class BlockBuilder:
 
     def done(self, output: Value) -> Block:
         """The finished block."""
-        return Block(self.name, self.input, output, tuple(self._ops), self._cache)
+        return Block(self.name, self.input, output, tuple(self._ops), self._cache, tuple(self._holds))
+
+    def until_here(self, *values: Value) -> None:
+        """These values were arguments or local names of a module whose call ends here, so none of them was freed before."""
+        self._holds += [(value.id, len(self._ops) - 1) for value in values]
 
     def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch") -> Value:
         """Table look-up: rows x width parameters. `ids`: the batch's, or made once per forward, or a buffer's."""

@@ -86,6 +86,8 @@ class Block(NamedTuple):
     output: Value
     ops: tuple[Op, ...]
     cache: CacheSpec | None = None
+    holds: tuple[tuple[int, int], ...] = ()
+    """Values that a Python name keeps alive: (value id, index of the operation after which the name is gone)."""
 
     @property
     def parameters(self) -> list[Parameter]:
