@@ -205,10 +205,11 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
     """The three numbers and their bounds."""
     workspace = compiled.workspace
     parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values())]
-    parts += [(value, *bounds(name, value, 0)) for name, value in at_peak.items() if name != "workspace"]
+    uncertainty = job.model.relative_uncertainty
+    parts += [(value, *bounds(name, value, uncertainty)) for name, value in at_peak.items() if name != "workspace"]
     reserved = binding.allocated + outside["fragmentation"].bytes
     total = reserved + outside["context"].bytes
-    low, high, safe = combine(total, parts, round(job.model.relative_uncertainty * binding.allocated))
+    low, high, safe = combine(total, parts, certain_model=not uncertainty)
     return Peak(
         phase=binding.moment.phase,
         allocated_bytes=binding.allocated,

@@ -34,15 +34,28 @@ SAFE_OVER_HIGH_PERCENT = 142
 """The one-sided 99 % bound lies 2.326 / 1.645 times as far out as the two-sided 90 % bound (normal errors)."""
 
 
+FROM_THE_COUNT = ("weights", "gradients", "master_weights", "optimizer_states")
+"""Components that follow from the number of parameters alone."""
+COUNT_CERTAINTY = 5
+"""How much surer a stated number of parameters is than dimensions typical for it: models sold as 70B have 68.98B to 72.7B."""
+
+
 def bounds(name: str, value: int, model_uncertainty: float) -> tuple[int, int]:
     """Low and high of one component; an uncertain model widens all that follow from it."""
     width = WIDTHS[name]
-    extra = round(model_uncertainty * 100)
+    extra = round(model_uncertainty * 100 / (COUNT_CERTAINTY if name in FROM_THE_COUNT else 1))
     return value - value * min(width.below + extra, 100) // 100, value + value * (width.above + extra) // 100
 
 
-def combine(expected: int, parts: list[tuple[int, int, int]], correlated: int = 0) -> tuple[int, int, int]:
-    """Low, high and safe of a sum of components (value, low, high): independent errors add in squares, others plainly."""
-    below = isqrt(sum((value - low) ** 2 for value, low, _ in parts)) + correlated
-    above = isqrt(sum((high - value) ** 2 for value, _, high in parts)) + correlated
+def combine(expected: int, parts: list[tuple[int, int, int]], *, certain_model: bool) -> tuple[int, int, int]:
+    """Low, high and safe of a sum of components (value, low, high).
+
+    Errors of components are independent and add in squares, unless the model itself is uncertain: then they go together.
+    """
+    if certain_model:
+        below = isqrt(sum([(value - low) ** 2 for value, low, _ in parts]))
+        above = isqrt(sum([(high - value) ** 2 for value, _, high in parts]))
+    else:
+        below = sum([value - low for value, low, _ in parts])
+        above = sum([high - value for value, _, high in parts])
     return max(expected - below, 0), expected + above, expected + above * SAFE_OVER_HIGH_PERCENT // 100
