@@ -74,7 +74,7 @@ class Record:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return self.__dict__ == other.__dict__
+        return self.as_dict() == other.as_dict()
 
     def __hash__(self) -> int:
         return hash((type(self), *[getattr(self, name) for name in self.field_names]))
@@ -89,4 +89,4 @@ class Record:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values for some fields."""
-        return type(self)(**{**self.__dict__, **changes})
+        return type(self)(**{**self.as_dict(), **changes})

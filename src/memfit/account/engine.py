@@ -206,7 +206,11 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
     workspace = compiled.workspace
     parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values())]
     uncertainty = job.model.relative_uncertainty
-    parts += [(value, *bounds(name, value, uncertainty)) for name, value in at_peak.items() if name != "workspace"]
+    for name, value in at_peak.items():
+        if name != "workspace":
+            low, high = bounds(name, value, uncertainty)
+            if low != high:  # an exact component adds nothing to the sum's error
+                parts.append((value, low, high))
     reserved = binding.allocated + outside["fragmentation"].bytes
     total = reserved + outside["context"].bytes
     low, high, safe = combine(total, parts, certain_model=not uncertainty)

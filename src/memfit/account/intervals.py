@@ -43,8 +43,11 @@ COUNT_CERTAINTY = 5
 def bounds(name: str, value: int, model_uncertainty: float) -> tuple[int, int]:
     """Low and high of one component; an uncertain model widens all that follow from it."""
     width = WIDTHS[name]
-    extra = round(model_uncertainty * 100 / (COUNT_CERTAINTY if name in FROM_THE_COUNT else 1))
-    return value - value * min(width.below + extra, 100) // 100, value + value * (width.above + extra) // 100
+    below, above = width.below, width.above
+    if model_uncertainty:
+        extra = round(model_uncertainty * 100 / (COUNT_CERTAINTY if name in FROM_THE_COUNT else 1))
+        below, above = min(below + extra, 100), above + extra
+    return value - value * below // 100, value + value * above // 100
 
 
 def combine(expected: int, parts: list[tuple[int, int, int]], *, certain_model: bool) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ Every tensor's size is a whole number of bytes times one of a few products of th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,18 +148,18 @@ class Model(Record):
     assumptions: tuple[Assumption, ...] = ()
     facts: Mapping[str, Any] = {}
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Learned elements, tied ones once; as built by `architecture`."""
         return sum(segment.repeat * block.num_parameters for segment in self.segments for block in segment.blocks)
 
-    @property
+    @cached_property
     def windows(self) -> tuple[int, ...]:
         """The distinct sliding windows of its layers."""
         found = {block.cache.window for segment in self.segments for block in segment.blocks if block.cache}
         return tuple(sorted(window for window in found if window is not None))
 
-    @property
+    @cached_property
     def caches(self) -> list[tuple[CacheSpec, int]]:
         """Each layer kind's cache with the number of such layers."""
         return [(block.cache, segment.repeat) for segment in self.segments for block in segment.blocks if block.cache]
