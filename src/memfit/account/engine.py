@@ -11,7 +11,7 @@ from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, 
 from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, bounds, combine
 from memfit.account.overheads import Overhead
-from memfit.account.profile import Moment, Numbers, Profile, amount, components, monomials
+from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
 from memfit.account.resolve import runtime_of
 from memfit.account.serving import ServingPolicy, compile_serving
 from memfit.account.states import find_optimizer, state_bytes, tensors_of, trained_tensors
@@ -154,13 +154,20 @@ def _binding_moments(compiled: Compiled) -> list[_Binding]:
     counts = monomials(compiled.numbers, profile.windows)
     short = counts if compiled.step is compiled.numbers else monomials(compiled.step, profile.windows)
     best: dict[str, _Binding] = {}
-    for one in profile.moments:
+    for one, allocated in zip(profile.moments, moment_bytes(profile, counts, short), strict=True):
         used = short if one.short else counts
-        allocated = amount(one.total, used)
         found = best.get(one.phase)
         if found is None or allocated > found.allocated:
             best[one.phase] = _Binding(one, allocated, used)
     return list(best.values())
+
+
+def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
+    """Bytes of every component at a moment."""
+    found = {} if binding.moment.alone else components(compiled.profile.statics, binding.counts)
+    for name, value in components(binding.moment.form, binding.counts).items():
+        found[name] = found.get(name, 0) + value
+    return found
 
 
 def estimate(job: Job) -> Estimate:
@@ -174,7 +181,7 @@ def estimate(job: Job) -> Estimate:
     largest = max(bindings, key=lambda one: one.allocated)
     device = job.cluster.device if job.cluster else None
     given = job.overheads
-    at_peak = components(largest.moment.form, largest.counts)
+    at_peak = _components(compiled, largest)
     dynamic = largest.allocated - sum(at_peak.get(name, 0) for name in STATIC_COMPONENTS)
     outside = {
         "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
@@ -241,8 +248,7 @@ class _ComputedRank(Rank):
 def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
     """Each phase at its largest; the first step, before lazy optimizer states exist, apart."""
     phases = [
-        Phase(name=one.moment.phase, allocated_bytes=one.allocated, components=components(one.moment.form, one.counts))
-        for one in bindings
+        Phase(name=one.moment.phase, allocated_bytes=one.allocated, components=_components(compiled, one)) for one in bindings
     ]
     lazy = compiled.profile.lazy_states
     if not lazy:

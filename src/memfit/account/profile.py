@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from memfit.account.forms import STRIDE, Form, add, component_of, per_axis
+from memfit.account.forms import STRIDE, Form, component_of, per_axis
 
 Terms = tuple[tuple[int, int], ...]
 """(axis, bytes per unit) pairs; axes beyond the fixed ones count the tokens that a layer of each sliding window caches."""
@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A state of memory: its phase, what runs, its bytes by slot and their sum over components."""
+    """A state of memory: its phase, what runs, its bytes by slot and their sum over components, without what is always there."""
 
     phase: str
     where: str
@@ -32,17 +32,17 @@ class Moment(NamedTuple):
     total: Terms
     short: bool = False
     """Inference: this moment processes one token of each sequence, not the prompt."""
-
-    def plus(self, statics: Form) -> Moment:
-        """The same moment with what is there all the time."""
-        form = add(self.form, statics)
-        return self._replace(form=form, total=per_axis(form))
+    alone: bool = False
+    """What is always there is not there yet: loading."""
 
 
 class Profile(NamedTuple):
     """All that an evaluation needs; `kept` and the ends of forward and backward are figures to compare with measurements."""
 
     moments: tuple[Moment, ...]
+    statics: Form
+    """What is there all the time: weights, states, caches, inputs, workspace."""
+    static_total: Terms
     windows: tuple[int, ...] = ()
     kept: Terms = ()
     forward_end: Terms = ()
@@ -78,6 +78,18 @@ def components(form: Form, counts: tuple[int, ...]) -> dict[str, int]:
     return found
 
 
+def moment_bytes(profile: Profile, counts: tuple[Any, ...], short: tuple[Any, ...]) -> list[Any]:
+    """Allocated bytes of every moment; `counts` and `short` are the monomials of the prompt and of one step."""
+    static = amount(profile.static_total, counts)
+    static_short = static if short is counts else amount(profile.static_total, short)
+    return [
+        amount(moment.total, short) + static_short
+        if moment.short
+        else amount(moment.total, counts) + (0 if moment.alone else static)
+        for moment in profile.moments
+    ]
+
+
 class Evaluation(NamedTuple):
     """Bytes of every moment, and the largest of them."""
 
@@ -94,11 +106,16 @@ def evaluate(
     """
     counts = monomials(prompt, profile.windows, maximum)
     short = counts if step is None else monomials(step, profile.windows, maximum)
-    values = [amount(moment.total, short if moment.short else counts) for moment in profile.moments]
+    values = moment_bytes(profile, counts, short)
     peak = values[0]
     for value in values[1:]:
         peak = maximum(peak, value)
     return Evaluation(values, peak)
+
+
+def loading(form: Form) -> Moment:
+    """The moment at which weights are on the device and nothing else is."""
+    return Moment("load", "weights", form, per_axis(form), alone=True)
 
 
 def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memfit.account.blocks import shared_forms
 from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, add, per_axis
 from memfit.account.liveness import measure_forward
-from memfit.account.profile import Profile, pruned
+from memfit.account.profile import Profile, loading, pruned
 from memfit.account.states import tensors_of, weight_bytes
 from memfit.account.training import ID_BYTES
 from memfit.kernels import KernelPolicy, lower
@@ -54,15 +54,13 @@ def _growth(model: Model, kv_dtype: str) -> list[Form]:
     return [{slot: num_bytes} for slot, num_bytes in largest.items()]
 
 
-def _states(
-    model: Model, kernels: KernelPolicy, statics: Form, shared: Form, phase: str, *, short: bool
-) -> list[tuple[str, str, Form, bool]]:
+def _states(model: Model, kernels: KernelPolicy, shared: Form, phase: str, *, short: bool) -> list[tuple[str, str, Form, bool]]:
     """The largest states of every kind of block; a layer's are the same wherever it stands, the cache is counted whole."""
     found = []
     dtype = kernels.precision.weight
     embedded = ZERO
     for segment in model.segments:
-        base = add(statics, shared, embedded) if segment.role == "layers" else statics
+        base = add(shared, embedded) if segment.role == "layers" else ZERO
         for block in segment.blocks:
             memory = measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype))
             dtype = memory.output_dtype
@@ -79,11 +77,17 @@ def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) 
     statics = {**weights, **cache, INPUTS + TOKEN: ID_BYTES, WORKSPACE + ONCE: policy.workspace}
     tables, mask = shared_forms(model, kernels)
     load = add(weights, {TEMPORARY + ONCE: _load_scratch(model, kernels)})
-    moments = [("load", "weights", load, False), *_states(model, kernels, statics, add(tables, mask), "prefill", short=False)]
+    moments = _states(model, kernels, add(tables, mask), "prefill", short=False)
     if model.kind == "decoder" and cache:
-        moments += _states(model, kernels._replace(decoding=True), statics, tables, "decode", short=True)
-        moments += [("decode", "cache concatenation", add(statics, growth), True) for growth in _growth(model, policy.kv_dtype)]
-    return Profile(moments=pruned(moments), windows=model.windows, cache=per_axis(cache))
+        moments += _states(model, kernels._replace(decoding=True), tables, "decode", short=True)
+        moments += [("decode", "cache concatenation", growth, True) for growth in _growth(model, policy.kv_dtype)]
+    return Profile(
+        moments=(loading(load), *pruned(moments)),
+        statics=statics,
+        static_total=per_axis(statics),
+        windows=model.windows,
+        cache=per_axis(cache),
+    )
 
 
 def _load_scratch(model: Model, kernels: KernelPolicy) -> int:

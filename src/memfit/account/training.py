@@ -24,7 +24,7 @@ from memfit.account.forms import (
     scaled,
 )
 from memfit.account.liveness import Accumulation, BlockMemory
-from memfit.account.profile import Moment, Profile, pruned
+from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.states import (
     Optimizer,
     Trained,
@@ -82,8 +82,8 @@ class _Timeline:
         self.checkpointed = checkpointed
         self.moments: list[tuple[str, str, Form, bool]] = []
 
-    def note(self, phase: str, where: str, *parts: Form) -> None:
-        self.moments.append((phase, where, add(self.tables, *parts), False))
+    def note(self, phase: str, where: str, base: Form, states: tuple[Form, ...]) -> None:
+        self.moments += [(phase, where, add(base, state), False) for state in states]
 
     def forward(self, runs: list[Run]) -> tuple[list[Form], Form]:
         """Moments of forward and loss. Returns what is kept before each run, and the total."""
@@ -100,8 +100,7 @@ class _Timeline:
             kept = add(kept, scaled(period_kept, run.repeat - 1))
             casts = add(casts, scaled(period_casts, run.repeat - 1))
             for place, memory in enumerate(run.bare):
-                for state in memory.forward:
-                    self.note(phase, run.names[place], kept, casts, state, mask)
+                self.note(phase, run.names[place], add(kept, casts, mask, self.tables), memory.forward)
                 kept = add(kept, run.kept(place))
                 casts = add(casts, memory.region_casts)
         return before, kept
@@ -129,7 +128,7 @@ class _Timeline:
                 later = ZERO
                 for place in range(len(run.blocks) - 1, -1, -1):
                     memory = run.blocks[place]
-                    base = add(prefixes[place], gradients, passed, later, held, mask)
+                    base = add(prefixes[place], gradients, passed, later, held, mask, self.tables)
                     self._block(run, memory, base, run.names[place])
                     later = add(later, memory.gradients)
             gradients = add(gradients, scaled(period_gradients, run.repeat))
@@ -138,12 +137,10 @@ class _Timeline:
         if not memory.backward:
             return
         if run.checkpointed:
-            for state in memory.forward:
-                self.note("backward", f"recomputation of a {name}", base, state, memory.output)
+            self.note("backward", f"recomputation of a {name}", add(base, memory.output), memory.forward)
             if not memory.input_saved:
                 base = add(base, memory.input)
-        for state in memory.backward:
-            self.note("backward", name, base, state)
+        self.note("backward", name, base, memory.backward)
 
 
 def _inputs(model: Model) -> Form:
@@ -234,10 +231,11 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     }
     held = ZERO if policy.gradients_persist else totals.gradients
     scratch: Form = {TEMPORARY + ONCE: step_scratch(policy.optimizer, totals.trained)}
-    load = ("load", "weights", totals.weights, False)
-    update = ("optimizer-step", "optimizer", add(statics, held, step.backward_end, scratch), False)
+    update = add(held, step.backward_end, scratch)
     return Profile(
-        moments=(*pruned([load]), *[one.plus(statics) for one in step.moments], *pruned([update])),
+        moments=(loading(totals.weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update))),
+        statics=statics,
+        static_total=per_axis(statics),
         kept=per_axis(step.kept),
         forward_end=per_axis(add(statics, step.forward_end)),
         backward_end=per_axis(add(statics, held, step.backward_end)),
