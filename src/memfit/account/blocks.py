@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memfit.account.forms import ACTIVATIONS, TEMPORARY, ZERO, Form
 from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
 from memfit.kernels import KernelPolicy, Lowered, lower
-from memfit.model import PAIR, POSITION, Block, Model
+from memfit.model import PAIR, POSITION, POSITION_PAIR, Block, Model
 from memfit.precision import DTYPE_BYTES
 
 
@@ -32,8 +32,9 @@ class Run(NamedTuple):
 def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
     """Tensors that all layers share: rotary tables, and the masks that the backbone makes once.
 
-    A mask has 1 byte an entry for sdpa, the weights' format for eager. Full and sliding layers have one each; sdpa needs none
-    where nothing is padded and no window binds, FlashAttention never.
+    Full and sliding layers have a mask each. For eager it is a tensor in the weights' format with a batch dimension, for sdpa
+    1 byte an entry, expanded over the batch unless padding differs; sdpa needs none where nothing is padded and no window binds,
+    FlashAttention never.
     """
     dtype = DTYPE_BYTES[kernels.precision.weight]
     tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
@@ -44,7 +45,8 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
         masks, entry = len(kinds) if kernels.padded else len(kinds.intersection(kernels.binding_windows)), 1
     else:
         masks, entry = 0, 0
-    return tables, {TEMPORARY + PAIR: masks * entry} if masks else ZERO
+    axis = PAIR if kernels.padded or kernels.attention == "eager" else POSITION_PAIR
+    return tables, {TEMPORARY + axis: masks * entry} if masks else ZERO
 
 
 @lru_cache(maxsize=256)

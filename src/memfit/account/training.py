@@ -159,7 +159,7 @@ class _Step(NamedTuple):
     """What autograd holds at the end of forward, as saved-tensor hooks count it."""
     forward_end: Form
     backward_end: Form
-    """The outputs that the caller still holds."""
+    """What is left of them when backward has run: the outputs that the caller still holds."""
 
 
 def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
@@ -190,12 +190,16 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     last = runs[-1].blocks[-1]
     timeline.backward(runs, before, last.outputs)
     # a trained embedding saves the ids, which are counted with the inputs
+    leaf = ZERO
+    if policy.checkpointed and kernels.adapter is not None and len(runs) > 1:
+        # the embedding's output is then a leaf: it and its gradient live until the outputs are dropped
+        leaf = scaled(runs[0].blocks[-1].output, 2)
     ids: Form = {INPUTS + TOKEN: ID_BYTES} if kernels.train_all else ZERO
     return _Step(
         moments=pruned(timeline.moments),
         kept=add(kept, ZERO if policy.checkpointed else tables, ids),
         forward_end=add(kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO),
-        backward_end=last.outputs,
+        backward_end=add(last.outputs, leaf),
     )
 
 

@@ -84,10 +84,13 @@ def _flash_padded(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> 
     return functions.unary(tape, _flash(context, op, *packed))
 
 
-def _repeat(tape: Tape, op: Op, x: Tensor) -> Tensor:
-    """repeat_kv: every key-value head copied for its group of query heads; x itself where there is nothing to repeat."""
+def _repeat(tape: Tape, op: Op, x: Tensor, *, single_is_view: bool = False) -> Tensor:
+    """repeat_kv: every key-value head copied for its group of query heads; x itself where there is nothing to repeat.
+
+    `single_is_view`: where the product takes a strided operand, the expansion of a single head stays a view.
+    """
     heads, kv_heads = op.attributes["num_heads"], op.attributes["num_kv_heads"]
-    if heads == kv_heads:
+    if heads == kv_heads or (kv_heads == 1 and single_is_view):
         return x
     out = tape.tensor(KEY_TOKEN, x.width // kv_heads * heads, x.dtype)
     tape.record((x,), (out,))
@@ -99,7 +102,7 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     tape = context.tape
     heads = op.attributes["num_heads"]
     if not context.policy.decoding:
-        k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+        k, v = _repeat(tape, op, k, single_is_view=True), _repeat(tape, op, v, single_is_view=True)
     out = _output(tape, op, q, v)
     lse = tape.tensor(q.axis, heads, "fp32")
     saved = [q, k, v, out, lse]
@@ -129,7 +132,8 @@ def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tape.record((), (mask,))
         scores = functions.add(tape, scores, mask)
     probabilities = functions.unary(tape, scores, save_output=True)
-    out = functions.matmul(tape, probabilities, v, q.axis, heads * (v.width // heads))
+    probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
+    out = functions.matmul(tape, probabilities, v, q.axis, op.outputs[0].width)
     return _contiguous(tape, out)
 
 
@@ -144,7 +148,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     dtype = op.attributes["softmax_dtype"]
     grouped = heads != op.attributes["num_kv_heads"]
     value_dtype = v.dtype
-    k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+    k, v = _repeat(tape, op, k, single_is_view=context.policy.one_sequence), _repeat(tape, op, v)
     q, k = tape.autocast_compute(q), tape.autocast_compute(k)
     if not context.policy.one_sequence:
         q = functions.unary(tape, q)

@@ -61,7 +61,14 @@ def layer_norm(context: Context, op: Op, x: Tensor) -> Tensor:
     out = tape.tensor(x.axis, x.width, x.dtype)
     statistics = tape.tensor(x.axis, 2, "fp32")
     grads = sum((_weight_grad(context, one) for one in op.parameters), ())
-    tape.record((x,), (out, statistics), saved=(x, statistics), weight_grads=grads)
+    saved = [x, statistics]
+    if tape.policy.autocast and tape.policy.weight != "fp32":
+        casts = tape.tensor(ONCE, 2 * op.parameters[0].num_elements, "fp32")
+        tape.record((), (casts,))
+        saved.append(casts)
+    tape.record(saved[::2], (out, statistics), saved=saved, weight_grads=grads)
+    for one in saved[2:]:
+        one.requires_grad = False
     statistics.requires_grad = False
     return out
 
