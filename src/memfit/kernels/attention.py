@@ -148,7 +148,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     dtype = op.attributes["softmax_dtype"]
     grouped = heads != op.attributes["num_kv_heads"]
     value_dtype = v.dtype
-    k, v = _repeat(tape, op, k, single_is_view=context.policy.one_sequence), _repeat(tape, op, v)
+    k, v = (_repeat(tape, op, one, single_is_view=context.policy.one_sequence) for one in (k, v))
     q, k = tape.autocast_compute(q), tape.autocast_compute(k)
     if not context.policy.one_sequence:
         q = functions.unary(tape, q)
@@ -170,7 +170,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(probabilities)
     probabilities, v = tape.autocast_compute(probabilities), tape.autocast_compute(v)
-    out = functions.matmul(tape, probabilities, v, q.axis, v.width)
+    out = functions.matmul(tape, probabilities, v, q.axis, op.outputs[0].width)
     copied = _contiguous(tape, out)
     for one in (k, v, out):
         tape.hold(one)

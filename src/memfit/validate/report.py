@@ -1,0 +1,171 @@
+"""The result of a validation: rows with their errors, groups with their statistics, and what could not be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One comparison. Bytes, or a count of parameters in the group of parameters."""
+
+    id: str
+    measured: int
+    predicted: int
+    relative_to: int
+    """What the error is a share of: the measured value, or the part of it that is neither parameters nor optimizer states."""
+    low: int | None = None
+    high: int | None = None
+    """The 90 % interval around the prediction, where the estimate gives one for this number."""
+    source: str = ""
+    note: str = ""
+    """Why the row may differ, where that is known."""
+
+    @property
+    def error(self) -> int:
+        """predicted - measured: positive if memfit says more than there was."""
+        return self.predicted - self.measured
+
+    @property
+    def error_percent(self) -> float:
+        """100 x (predicted - measured) / relative_to"""
+        return 100 * self.error / self.relative_to if self.relative_to else 0.0
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measured value lies in the interval; `None` without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that is at least as large as the share `share` of all values (nearest rank).
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("a percentile needs at least one value")
+    ordered = sorted(values)
+    rank = -(-len(ordered) * round(share * 100) // 100)
+    return ordered[max(rank, 1) - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows of one kind and one metric, worst first. Statistics are over the size of the error, without its sign, but `bias`."""
+
+    name: str
+    title: str
+    metric: str
+    """What was measured: parameters | kept bytes | allocated | reserved | device total."""
+    kind: str
+    """exact (the same code without a device) | traced (an ideal allocator) | measured (on a device)"""
+    about: str
+    """What is compared, and how the software that ran differs from what memfit counts."""
+    rows: tuple[Row, ...]
+
+    @property
+    def errors(self) -> list[float]:
+        """Sizes of the errors in percent."""
+        return [abs(row.error_percent) for row in self.rows]
+
+    @property
+    def mean_percent(self) -> float:
+        """Mean size of the error."""
+        return fmean(self.errors)
+
+    @property
+    def median_percent(self) -> float:
+        """Median size of the error."""
+        return median(self.errors)
+
+    @property
+    def p90_percent(self) -> float:
+        """Nine of ten errors are at most this large."""
+        return percentile(self.errors, 0.9)
+
+    @property
+    def worst_percent(self) -> float:
+        """The largest error."""
+        return max(self.errors)
+
+    @property
+    def bias_percent(self) -> float:
+        """Mean of the errors with their sign: positive if memfit says too much."""
+        return fmean(row.error_percent for row in self.rows)
+
+    @property
+    def num_exact(self) -> int:
+        """Rows without any difference."""
+        return sum(1 for row in self.rows if row.error == 0)
+
+    @property
+    def coverage(self) -> tuple[int, int] | None:
+        """Rows whose measured value lies in the 90 % interval, of how many that have one; `None` if none has."""
+        known = [row.covered for row in self.rows if row.covered is not None]
+        return (sum(known), len(known)) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run of which is known only whether it fitted."""
+
+    id: str
+    observed: str
+    """fits | oom"""
+    predicted: str
+    """fits | oom | tight: the verdict without headroom; tight if the device lies in the interval."""
+    source: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether the verdict agrees; `tight` never does, because it decides nothing."""
+        return self.observed == self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows of the corpus that were not compared, and why."""
+
+    id: str
+    file: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All groups, the outcomes, and what was left out."""
+
+    groups: tuple[Group, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    def group(self, name: str) -> Group:
+        """The group of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for one in self.groups:
+            if one.name == name:
+                return one
+        raise KeyError(name)
+
+    @property
+    def worst(self) -> list[tuple[Group, Row]]:
+        """All rows with their group, largest error first."""
+        pairs = [(group, row) for group in self.groups for row in group.rows]
+        return sorted(pairs, key=lambda pair: -abs(pair[1].error_percent))
+
+    @property
+    def reasons(self) -> list[tuple[str, str, int]]:
+        """(file, reason, rows) for what was left out, most rows first."""
+        counts: dict[tuple[str, str], int] = {}
+        for one in self.left_out:
+            counts[one.file, one.reason] = counts.get((one.file, one.reason), 0) + one.count
+        return sorted(((file, reason, count) for (file, reason), count in counts.items()), key=lambda one: (-one[2], one[0], one[1]))
