@@ -3,7 +3,7 @@
 How a page is written so that this file can hold it to its word:
 
 - A line of a `console` block that starts with `memfit` is run. A `text` block right after it shows (part of) its output: every line must
-  occur in the real output in that order; `...` stands for lines left out. `python tests/test_docs.py` brings shown output up to date.
+  occur in the real output in that order; `...` stands for lines left out. `python tests/doc_pages.py` brings shown output up to date.
 - The `python` blocks of README.md, docs/python.md and docs/extending.md are run in order in one namespace. A comment
   `<!-- file: src/memfit/families/NAME.py -->` before a block makes it that module, registered as the family NAME.
 - `1,234 <!-- check: EXPRESSION -->` compares the number before the comment with an expression over the functions below.
@@ -12,23 +12,36 @@ How a page is written so that this file can hold it to its word:
 
 from __future__ import annotations
 
-import difflib
 import functools
 import io
-import json
-import operator
 import re
-import shlex
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from doc_pages import (
+    FORMULAS,
+    LINK,
+    NOT_RUN,
+    PAGES,
+    ROOT,
+    Command,
+    calculated,
+    checks,
+    commands,
+    lay_out,
+    missing_lines,
+    name_of,
+    prose,
+    run,
+    slug,
+    sums,
+    with_output,
+)
 
 import memfit
 from memfit import families, kernels
@@ -38,9 +51,9 @@ from memfit.account.forms import STRIDE, Form, component_of
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT, WIDTHS
 from memfit.account.liveness import Accumulation, BlockMemory, measure
 from memfit.account.states import OPTIMIZERS, Trained, find_optimizer, state_bytes, step_scratch
-from memfit.cli import main
-from memfit.fit import answer as answers
-from memfit.job import Assumption
+from memfit.fit.answer import Answer, Limit, Recommendation, RuleOfThumb, Step, Verdict
+from memfit.fit.answer import Warning as Caution
+from memfit.job import Assumption, Hardware
 from memfit.kernels import Adapter, KernelPolicy, lower
 from memfit.kernels import modules as kernel_modules
 from memfit.model import AXES
@@ -48,134 +61,14 @@ from memfit.precision import QUANTIZED, training_policy
 from memfit.runtimes import RUNTIMES
 from memfit.units import GiB, KiB, MiB
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FORMULAS = [page for page in PAGES if page.parent.name == "formulas" and page.name != "README.md"]
 EXECUTED = ("README.md", "docs/python.md", "docs/extending.md")
 
-NOT_RUN = {
-    "memfit infer HuggingFaceTB/SmolLM2-1.7B-Instruct@main": "reads the Hub: a revision is never answered from a preset",
-}
-"""Commands that name something on the Hub: they need the network."""
-
-
-class Fence(NamedTuple):
-    """A fenced block: its language, its lines, the number of its first line, and the comment right before it."""
-
-    language: str
-    lines: list[str]
-    number: int
-    comment: str
-    follows: bool
-    """Only blank lines stand between it and the block before."""
-
-
-def name_of(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
-
-
-def fences(text: str) -> list[Fence]:
-    found: list[Fence] = []
-    opened: tuple[str, int, list[str]] | None = None
-    comment, only_blank = "", False
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if opened is None and stripped.startswith("```"):
-            opened = (stripped.removeprefix("```"), number + 1, [])
-        elif opened is not None and stripped == "```":
-            language, start, lines = opened
-            found.append(Fence(language, lines, start, comment, only_blank and bool(found)))
-            opened, comment, only_blank = None, "", True
-        elif opened is not None:
-            opened[2].append(line)
-        elif stripped:
-            only_blank = False
-            comment = stripped if stripped.startswith("<!--") else ""
-    assert opened is None, "a fence is not closed"
-    return found
-
-
-def prose(text: str) -> list[str]:
-    """The lines outside fences."""
-    inside, kept = False, []
-    for line in text.splitlines():
-        if line.strip().startswith("```"):
-            inside = not inside
-        elif not inside:
-            kept.append(line)
-    return kept
 
 
 # Commands and what they print
 
 
-class Command(NamedTuple):
-    page: Path
-    number: int
-    text: str
-    shown: Fence | None
-
-
-def commands(page: Path) -> list[Command]:
-    found: list[Command] = []
-    blocks = fences(page.read_text(encoding="utf-8"))
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if block.language != "console":
-            continue
-        joined = "\n".join(block.lines).replace("\\\n", " ")
-        here = [" ".join(line.split("  #")[0].split()) for line in joined.splitlines() if line.startswith("memfit ")]
-        shown = following if following is not None and following.language == "text" and following.follows else None
-        found += [Command(page, block.number, text, None) for text in here[:-1]]
-        found += [Command(page, block.number, text, shown) for text in here[-1:]]
-    return found
-
-
 COMMANDS = [one for page in PAGES for one in commands(page)]
-
-
-def run(text: str) -> tuple[int, str]:
-    """Carry out one line: a memfit command, maybe with `< FILE` before or `| jq FILTER` after it. Returns exit code and output."""
-    words = shlex.split(text)
-    line, _, filter_text = text.partition(" | jq ")
-    words = shlex.split(line)
-    stdin = sys.stdin
-    if "<" in words:
-        at = words.index("<")
-        sys.stdin = io.TextIOWrapper(io.BytesIO(Path(words[at + 1]).read_bytes()), encoding="utf-8")
-        words = words[:at]
-    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    try:
-        with redirect_stdout(output):
-            code = main(words[1:])
-    finally:
-        sys.stdin = stdin
-    output.flush()
-    printed = output.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
-    if filter_text:
-        printed = "\n".join(picked(json.loads(printed), shlex.split(filter_text)[-1])) + "\n"
-    return code, printed
-
-
-def picked(data: Any, path: str) -> list[str]:
-    """What `jq -r PATH` prints, for paths of keys, indexes and `[]`."""
-    values = [data]
-    for key, index in re.findall(r"\.(\w+)|\[(\d*)\]", path):
-        if key:
-            values = [one[key] for one in values]
-        else:
-            values = [one[int(index)] for one in values] if index else [item for one in values for item in one]
-    return [one if isinstance(one, str) else json.dumps(one) for one in values]
-
-
-def plain(line: str) -> str:
-    return " ".join(line.split())
-
-
-def missing_lines(shown: Sequence[str], printed: str) -> list[str]:
-    """The shown lines that do not occur in the output, or not in this order."""
-    rest = iter([plain(line) for line in printed.splitlines()])
-    wanted = [plain(line) for line in shown if plain(line) not in ("", "...")]
-    return [line for line in wanted if line not in rest]
 
 
 @pytest.fixture
@@ -195,20 +88,6 @@ def _no_network(self: socket.socket, address: Any) -> None:
     raise AssertionError(f"an example went to the network: {address!r}")
 
 
-def lay_out(folder: Path) -> None:
-    presets = json.loads((ROOT / "src" / "memfit" / "data" / "presets.json").read_text(encoding="utf-8"))
-    config = json.dumps(_preset_config(presets, "llama-3.1-8b"))
-    (folder / "my-model").mkdir()
-    for path in (folder / "config.json", folder / "my-model" / "config.json"):
-        path.write_text(config, encoding="utf-8")
-
-
-def _preset_config(data: Any, name: str) -> dict[str, Any]:
-    from memfit.sources import load_config
-
-    return dict(load_config(name).config)
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=[f"{name_of(one.page)}:{one.number}:{one.text[:60]}" for one in COMMANDS])
 def test_every_command_in_the_documentation_works(command: Command, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if command.text in NOT_RUN:
@@ -219,7 +98,7 @@ def test_every_command_in_the_documentation_works(command: Command, desk: Path, 
     if command.shown is not None:
         missing = missing_lines(command.shown.lines, printed)
         where = f"{name_of(command.page)}:{command.shown.number}"
-        assert not missing, f"{where} shows what is not printed (python tests/test_docs.py updates it): {missing}"
+        assert not missing, f"{where} shows what is not printed (python tests/doc_pages.py updates it): {missing}"
 
 
 def test_what_is_not_run_is_still_there() -> None:
@@ -234,9 +113,8 @@ def test_every_python_block_runs(name: str, desk: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
     monkeypatch.setattr(kernel_modules, "ACTIVATIONS", dict(kernel_modules.ACTIVATIONS))
     namespace: dict[str, Any] = {}
-    blocks = fences((ROOT / name).read_text(encoding="utf-8"))
     ran = 0
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, shown in with_output((ROOT / name).read_text(encoding="utf-8")):
         if block.language != "python":
             continue
         code = compile("\n".join(block.lines) + "\n", f"{name}:{block.number}", "exec", dont_inherit=True)
@@ -247,8 +125,8 @@ def test_every_python_block_runs(name: str, desk: Path, monkeypatch: pytest.Monk
         printed = io.StringIO()
         with redirect_stdout(printed):
             exec(code, namespace)
-        if following is not None and following.language == "text" and following.follows:
-            assert not missing_lines(following.lines, printed.getvalue()), f"{name}:{following.number}: {printed.getvalue()}"
+        if shown is not None:
+            assert not missing_lines(shown.lines, printed.getvalue()), f"{name}:{shown.number}: {printed.getvalue()}"
     assert ran
 
 
@@ -318,25 +196,13 @@ ADAPTER_BF16 = {**ADAPTER, "adapter": Adapter(16, "bf16", 0.0)}
 ADAPTER_DROPOUT = {**ADAPTER, "adapter": Adapter(16, "fp32", 0.05)}
 CHECKED = {
     **{name: value for name, value in globals().items() if isinstance(value, types.FunctionType)},
-    **{"QUANTIZED": QUANTIZED, "Trained": Trained, "state_bytes": state_bytes, "step_scratch": step_scratch, "memfit": memfit,
+    "QUANTIZED": QUANTIZED, "Trained": Trained, "state_bytes": state_bytes, "step_scratch": step_scratch, "memfit": memfit,
+       "Hardware": Hardware,
        "find_optimizer": find_optimizer, "overheads": overheads, "GiB": GiB, "MiB": MiB, "KiB": KiB, "WIDTHS": WIDTHS,
        "SAFE_OVER_HIGH_PERCENT": SAFE_OVER_HIGH_PERCENT, "ADAPTER": ADAPTER, "ADAPTER_BF16": ADAPTER_BF16,
-       "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels},
+       "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels,
 }  # fmt: skip
 """What a check may use."""
-
-_CHECK = re.compile(r"<!-- check: (.*?) -->")
-_NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
-
-
-def checks(page: Path) -> Iterator[tuple[str, str, str]]:
-    """The number, the expression and the place of every check."""
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-        for match in _CHECK.finditer(line):
-            before = _NUMBER.findall(_CHECK.sub("", line[: match.start()]))
-            assert before, f"{name_of(page)}:{number}: no number before the check"
-            yield before[-1].replace(",", ""), match.group(1), f"{name_of(page)}:{number}"
-
 
 CHECKS = [one for page in PAGES for one in checks(page)]
 
@@ -346,46 +212,6 @@ def test_worked_numbers_are_what_memfit_computes(stated: str, expression: str, w
     value = eval(expression, dict(CHECKED))
     digits = len(stated.partition(".")[2])
     assert f"{value:.{digits}f}" == stated, f"{where}: {expression} is {value}"
-
-
-_ARITHMETIC = re.compile(r"^\s*([\d(][\d,.\s()x+/-]*)\s=\s([\d,.]+)(?:\s.*)?$")
-_OPERATORS: dict[str, Callable[[Decimal, Decimal], Decimal]] = {
-    "+": operator.add, "-": operator.sub, "x": operator.mul, "/": operator.truediv,
-}  # fmt: skip
-
-
-def calculated(text: str) -> Decimal:
-    """The value of a sum of products with brackets; `x` multiplies."""
-    tokens = re.findall(r"[\d.,]+|[()x+/-]", text)
-
-    def atom() -> Decimal:
-        token = tokens.pop(0)
-        if token != "(":
-            return Decimal(token.replace(",", ""))
-        value = level(("+", "-"))
-        assert tokens.pop(0) == ")"
-        return value
-
-    def level(wanted: tuple[str, ...]) -> Decimal:
-        value = level(("x", "/")) if "+" in wanted else atom()
-        while tokens and tokens[0] in wanted:
-            symbol = tokens.pop(0)
-            value = _OPERATORS[symbol](value, level(("x", "/")) if "+" in wanted else atom())
-        return value
-
-    return level(("+", "-"))
-
-
-def sums() -> list[tuple[str, str, str]]:
-    """Every line of a `text` block on a page of ours that is a calculation with its result."""
-    found = []
-    for page in (*FORMULAS, ROOT / "docs" / "concepts.md"):
-        for block in fences(page.read_text(encoding="utf-8")):
-            for offset, line in enumerate(block.lines if block.language == "text" else []):
-                match = _ARITHMETIC.match(line)
-                if match and any(symbol in match.group(1) for symbol in "x+-/"):
-                    found.append((match.group(1), match.group(2), f"{name_of(page)}:{block.number + offset}"))
-    return found
 
 
 SUMS = sums()
@@ -427,8 +253,7 @@ def test_the_pages_name_everything_there_is() -> None:
 
 
 RESULTS: list[type[Any]] = [
-    answers.Answer, answers.Verdict, answers.Limit, answers.Recommendation, answers.RuleOfThumb, answers.Warning, answers.Step,
-    Assumption, Estimate, Rank, Component, Phase, Peak, CacheUse,
+    Answer, Verdict, Limit, Recommendation, RuleOfThumb, Caution, Step, Assumption, Estimate, Rank, Component, Phase, Peak, CacheUse,
 ]  # fmt: skip
 
 
@@ -436,15 +261,6 @@ RESULTS: list[type[Any]] = [
 def test_the_python_page_names_every_field_of_every_result(record: Any) -> None:
     missing = set(record.field_names) - words_in("docs/python.md")
     assert not missing
-
-
-LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
-
-
-def slug(heading: str) -> str:
-    """The anchor that GitHub makes of a heading."""
-    text = re.sub(r"[^\w\- ]", "", heading.strip().lower())
-    return text.replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -465,41 +281,3 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_project_speaks_of_itself_alone(page: Path) -> None:
     found = re.findall(r"(?i)/work\b|\bshared/|\bhelpers?\b|\bsessions?\b", page.read_text(encoding="utf-8"))
     assert not found
-
-
-# Bringing shown output up to date
-
-
-def updated_lines(shown: Sequence[str], printed: str) -> list[str]:
-    """Each shown line that is not printed any more, replaced by the printed line that is most like it."""
-    real = {plain(line): line.rstrip() for line in printed.splitlines()}
-    made = []
-    for line in shown:
-        close = difflib.get_close_matches(plain(line), list(real), n=1, cutoff=0.5)
-        unchanged = plain(line) in ("", "...") or plain(line) in real or not close
-        made.append(line if unchanged else real[close[0]])
-    return made
-
-
-def update() -> None:
-    """Rewrite the `text` blocks of all pages from what the commands print now."""
-    import os
-    import tempfile
-
-    os.environ.update(COLUMNS="100", HF_HUB_OFFLINE="1")
-    with tempfile.TemporaryDirectory() as folder:
-        lay_out(Path(folder))
-        os.chdir(folder)
-        for page in PAGES:
-            lines = page.read_text(encoding="utf-8").splitlines()
-            for command in commands(page):
-                if command.shown is not None and command.text not in NOT_RUN:
-                    start = command.shown.number - 1
-                    fresh = updated_lines(command.shown.lines, run(command.text)[1])
-                    lines[start : start + len(fresh)] = fresh
-            page.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.chdir(ROOT)
-
-
-if __name__ == "__main__":
-    update()

@@ -239,13 +239,15 @@ class _Backward:
         for num_bytes, copy_bytes, name in node.weight_grads:
             if copy_bytes:
                 memory.free(TEMPORARY, (ONCE, copy_bytes))
-            if name in self.accumulation.completes:
-                self._add_shared((ONCE, num_bytes))
-            elif self.accumulation.persist and name not in self.accumulation.pending:
+            shared = name in self.accumulation.completes
+            if self.accumulation.persist and not shared and name not in self.accumulation.pending:
                 memory.free(GRADIENTS, (ONCE, num_bytes))
         self._release_saved(node)
         for gradient in arrived:
             self._drop(gradient)
+        for num_bytes, _, name in node.weight_grads:
+            if name in self.accumulation.completes:
+                self._add_shared((ONCE, num_bytes))
         for one, gradient in made:
             self._deliver(one, gradient)
 

@@ -50,7 +50,7 @@ class Optimizer(NamedTuple):
     blockwise: bool = False
     paged: bool = False
     foreach_tensors: int = 0
-    loop_tensors: int = 0
+    loop: bool = False
     source: str = ""
 
 
@@ -65,9 +65,7 @@ OPTIMIZERS = {
             source=f"{_TORCH} _multi_tensor_adam: exp_avg_sq_sqrt, one list as large as the parameters",
         ),
         Optimizer("adamw-fused", 2, source=f"{_TORCH} _fused_adam: no temporaries"),
-        Optimizer(
-            "adamw-loop", 2, loop_tensors=2, source=f"{_TORCH} _single_tensor_adam: the root and the denominator of one tensor"
-        ),
+        Optimizer("adamw-loop", 2, loop=True, source=f"{_TORCH} _single_tensor_adam: the root and the denominator of one tensor"),
         Optimizer("adamw-8bit", 2, 1, blockwise=True, source="bitsandbytes optim/optimizer.py Optimizer2State, block-wise 8 bit"),
         Optimizer("paged-adamw-8bit", 2, 1, blockwise=True, paged=True, source="bitsandbytes: states in managed memory"),
         Optimizer("sgd", 0, source="torch/optim/sgd.py: updates in place"),
@@ -173,7 +171,15 @@ def step_scratch(optimizer: Optimizer, trained: list[Trained]) -> int:
     """Temporaries of a step: as many lists of all parameters, or copies of the largest tensor, as the implementation makes."""
     if optimizer.foreach_tensors:
         return optimizer.foreach_tensors * gradient_bytes(trained)
-    largest = max((one.elements * DTYPE_BYTES[one.dtype] for one in trained), default=0)
     if optimizer.paged:
         return max((state_bytes(optimizer, [one._replace(repeat=1)]) for one in trained), default=0)
-    return optimizer.loop_tensors * largest
+    return _loop_scratch(trained) if optimizer.loop else 0
+
+
+def _loop_scratch(trained: list[Trained]) -> int:
+    """The root and the denominator of one tensor, beside the denominator of the one before, whose name is still bound.
+
+    max over tensors i, in the order of the model, of size(i - 1) + 2 size(i). Equal neighbours occur where a block repeats one.
+    """
+    sizes = [one.elements * DTYPE_BYTES[one.dtype] for one in trained]
+    return max((before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False)), default=0)

@@ -88,7 +88,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         loss=described.loss,
         attention_kernels=described.attention_kernels,
         rotary_dim=described.rotary_dim,
-        buffer_bytes=4 * (described.rotary_dim or 0),
+        buffer_bytes=4 * (described.rotary_dim or 0) + described.buffer_bytes,
         assumptions=tuple(assumptions),
         facts={"quantization": quantization} if quantization else {},
     )

@@ -107,5 +107,6 @@ def build(config: ConfigView, architecture: str) -> Description:
         vocab_size=vocab,
         max_positions=positions,
         hard_position_limit=True,
+        buffer_bytes=2 * 8 * positions,  # position_ids and token_type_ids, int64
         loss=loss,
     )

@@ -50,8 +50,11 @@ def language_head(
     tied_to: str,
     head_name: str = "lm_head",
     softcap: bool = False,
+    token_upcast: bool = True,
 ) -> tuple[Segment, str | None]:
     """Final norm, head and loss of the class that `architecture` names. Returns the segment and the kind of loss.
+
+    `token_upcast`: whether token classification computes its loss in fp32 (the generic class does, GPT-2's own does not).
 
     Raises:
         UnknownArchitectureError: a class whose head is not known.
@@ -71,7 +74,7 @@ def language_head(
     if architecture.endswith("ForTokenClassification"):
         x = b.dropout(x, config.probability("classifier_dropout", config.probability("hidden_dropout", 0.1)))
         logits = b.linear("score", x, num_labels, bias=True, role="head", split="none")
-        return Segment((b.done(b.loss(logits, upcast=True)),), role="head"), "classification"
+        return Segment((b.done(b.loss(logits, upcast=token_upcast)),), role="head"), "classification"
     if architecture.endswith("Model") and not architecture.endswith("HeadsModel"):
         return Segment((b.done(x),), role="head"), None
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "Model")

@@ -20,5 +20,6 @@ class Description(Record):
     kind: str = "decoder"
     hard_position_limit: bool = False
     rotary_dim: int | None = None
+    buffer_bytes: int = 0
     loss: str | None = "causal-lm"
     attention_kernels: tuple[str, ...] = ("flash", "sdpa", "eager")

@@ -66,6 +66,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         vocab,
         norm=lambda b, x: b.layer_norm("transformer.ln_f", x),
         tied_to="transformer.wte.weight" if tied else "",
+        token_upcast=False,
     )
     return Description(
         segments=(_embedding(vocab, positions, hidden, dropouts["embd_pdrop"]), Segment((layer,), num_layers), head),

@@ -149,12 +149,8 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grouped = heads != op.attributes["num_kv_heads"]
     value_dtype = v.dtype
     k, v = (_repeat(tape, op, one, single_is_view=context.policy.one_sequence) for one in (k, v))
-    q, k = tape.autocast_compute(q), tape.autocast_compute(k)
-    if not context.policy.one_sequence:
-        q = functions.unary(tape, q)
-        if not grouped:
-            k, v = functions.unary(tape, k), functions.unary(tape, v)
-    scores = functions.matmul(tape, q, k, PAIR, heads)
+    strided = not context.policy.one_sequence
+    scores = functions.matmul(tape, _operand(tape, q, strided), _operand(tape, k, strided and not grouped), PAIR, heads)
     scores = functions.unary(tape, scores)
     if op.attributes["softcap"]:
         scores = functions.unary(tape, functions.unary(tape, functions.unary(tape, scores), save_output=True))
@@ -169,9 +165,15 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape.hold(scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(probabilities)
-    probabilities, v = tape.autocast_compute(probabilities), tape.autocast_compute(v)
-    out = functions.matmul(tape, probabilities, v, q.axis, op.outputs[0].width)
+    operand = _operand(tape, v, strided and not grouped)
+    out = functions.matmul(tape, tape.autocast_compute(probabilities), operand, q.axis, op.outputs[0].width)
     copied = _contiguous(tape, out)
     for one in (k, v, out):
         tape.hold(one)
     return copied
+
+
+def _operand(tape: Tape, x: Tensor, strided: bool) -> Tensor:
+    """What a batched product reads: in the compute format, and copied when its heads are strided."""
+    x = tape.autocast_compute(x)
+    return functions.unary(tape, x) if strided else x

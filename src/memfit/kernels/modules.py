@@ -42,6 +42,7 @@ def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
         tape.record((normalised, factor), (out,), saved=saved, weight_grads=grads, backward_scratch=scratch)
         factor.requires_grad = False
         return tape.cast(out, dtype)
+    held = normalised  # the name `hidden_states`, until the module returns
     normalised = tape.cast(normalised, dtype)
     out = tape.tensor(x.axis, x.width, tape.policy.weight if DTYPE_BYTES[tape.policy.weight] > DTYPE_BYTES[dtype] else dtype)
     tape.record(
@@ -51,6 +52,7 @@ def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
         weight_grads=grads,
         backward_scratch=[normalised.size] if grads else [],
     )
+    tape.hold(held)
     return out
 
 

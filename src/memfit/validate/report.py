@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class Row:
     low: int | None = None
     high: int | None = None
     """The 90 % interval around the prediction, where the estimate gives one for this number."""
+    rounding: int = 0
+    """Half of the last digit that the source gives: the measured value is known no better."""
     source: str = ""
     note: str = ""
     """Why the row may differ, where that is known."""
@@ -34,10 +37,18 @@ class Row:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the measured value lies in the interval; `None` without an interval."""
+        """Whether the measured value, as far as its digits go, lies in the interval; `None` without an interval."""
         if self.low is None or self.high is None:
             return None
-        return self.low <= self.measured <= self.high
+        return self.low - self.rounding <= self.measured <= self.high + self.rounding
+
+
+def half_digit(value: float, unit: int) -> int:
+    """Half of the last digit of a figure as it is written, in bytes: 14.38 of 1 GiB -> 0.005 GiB; exact bytes -> 0."""
+    if unit == 1:
+        return 0
+    digits = len(str(value).partition(".")[2].rstrip("0"))
+    return round(unit * 0.5 / 10**digits)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -133,7 +144,18 @@ class LeftOut:
     id: str
     file: str
     reason: str
+    detail: str = ""
+    """Which architecture, method or field it is."""
     count: int = 1
+
+
+class Reason(NamedTuple):
+    """Rows of one file that were left out for one reason, with the details that occur."""
+
+    file: str
+    reason: str
+    details: tuple[str, ...]
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +185,13 @@ class Report:
         return sorted(pairs, key=lambda pair: -abs(pair[1].error_percent))
 
     @property
-    def reasons(self) -> list[tuple[str, str, int]]:
-        """(file, reason, rows) for what was left out, most rows first."""
-        counts: dict[tuple[str, str], int] = {}
+    def reasons(self) -> list[Reason]:
+        """What was left out by file and reason, most rows first."""
+        found: dict[tuple[str, str], list[LeftOut]] = {}
         for one in self.left_out:
-            counts[one.file, one.reason] = counts.get((one.file, one.reason), 0) + one.count
-        return sorted(((file, reason, count) for (file, reason), count in counts.items()), key=lambda one: (-one[2], one[0], one[1]))
+            found.setdefault((one.file, one.reason), []).append(one)
+        made = [
+            Reason(file, reason, tuple(sorted({one.detail for one in rows if one.detail})), sum(one.count for one in rows))
+            for (file, reason), rows in found.items()
+        ]
+        return sorted(made, key=lambda one: (-one.count, one.file, one.reason))

@@ -62,10 +62,13 @@ def job_of(row: Mapping[str, Any]) -> Job:
     return Job(model=model, workload=adapters, overheads=NOTHING_BESIDE_TENSORS)
 
 
-def reason_against(row: Mapping[str, Any]) -> str:
-    """Why the row cannot be asked yet; empty if it can."""
+NOT_YET = "not expressible yet: another architecture"
+
+
+def left_out(row: Mapping[str, Any], file: str) -> LeftOut | None:
+    """Why the row cannot be asked yet; `None` if it can."""
     model_type = str(row["config"].get("model_type"))
-    return "" if model_type in FAMILIES else f"not expressible yet: architecture {model_type}"
+    return None if model_type in FAMILIES else LeftOut(id=row["id"], file=file, reason=NOT_YET, detail=model_type)
 
 
 def _rank(row: Mapping[str, Any]) -> Rank:
@@ -74,16 +77,16 @@ def _rank(row: Mapping[str, Any]) -> Rank:
 
 def kept_rows(rows: list[dict[str, Any]], file: str) -> tuple[list[Row], list[LeftOut]]:
     """`kept_bytes` of every row that can be asked."""
-    found, left_out = [], []
+    found, without = [], []
     for row in rows:
-        reason = reason_against(row)
-        if reason:
-            left_out.append(LeftOut(id=row["id"], file=file, reason=reason))
+        reason = left_out(row, file)
+        if reason is not None:
+            without.append(reason)
             continue
         measured = row["kept_bytes"]
         predicted = _rank(row).kept_bytes or 0
         found.append(Row(id=row["id"], measured=measured, predicted=predicted, relative_to=measured, source=row["made_with"]))
-    return found, left_out
+    return found, without
 
 
 MOMENTS = ("peak", "forward end", "backward end")
@@ -96,11 +99,11 @@ def traced_rows(rows: list[dict[str, Any]], file: str) -> tuple[dict[str, list[R
     would only make the error look small.
     """
     found: dict[str, list[Row]] = {name: [] for name in MOMENTS}
-    left_out = []
+    without = []
     for row in rows:
-        reason = reason_against(row)
-        if reason:
-            left_out.append(LeftOut(id=row["id"], file=file, reason=reason))
+        reason = left_out(row, file)
+        if reason is not None:
+            without.append(reason)
             continue
         rank = _rank(row)
         static = row["after_fwd"]["Parameter"] + row["after_fwd"]["Optstate"]
@@ -112,4 +115,4 @@ def traced_rows(rows: list[dict[str, Any]], file: str) -> tuple[dict[str, list[R
         for name, measured, predicted, (low, high) in pairs:
             found[name].append(Row(id=row["id"], measured=measured, predicted=predicted, relative_to=measured - static, low=low, high=high,
                                    source=row["made_with"]))  # fmt: skip
-    return found, left_out
+    return found, without

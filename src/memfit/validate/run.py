@@ -1,0 +1,136 @@
+"""Runs the whole corpus, or the groups that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from memfit.errors import UsageError, did_you_mean
+from memfit.validate import corpus, parameters, serving, traces, training
+from memfit.validate.reasons import reason_for
+from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
+
+PARTS = ("parameters", "kept", "traced", "heldout", "training", "serving")
+"""What `groups` may name: parts of the corpus."""
+
+_KEPT = (
+    "Bytes of tensors that autograd holds when forward and loss have run, without parameters and buffers: the real Hugging Face class under "
+    "fake tensors on CUDA's dispatch path (torch 2.14, transformers 5.24)."
+)
+_TRACED = (
+    "A whole training step of the real Hugging Face class under fake tensors and PyTorch's MemTracker: an ideal allocator, no libraries "
+    "(torch 2.13, transformers 5.24). The error is a share of what is neither parameters nor optimizer states."
+)
+_HELDOUT = " These rows were made after the code, with random settings, to find where it is wrong."
+
+
+def _group(name: str, title: str, metric: str, kind: str, about: str, rows: list[Row]) -> list[Group]:
+    """One group with its rows worst first and their reasons; none without rows."""
+    if not rows:
+        return []
+    ordered = sorted(rows, key=lambda row: (-abs(row.error_percent), row.id))
+    noted = tuple(replace(row, note=reason_for(name, row)) for row in ordered)
+    return [Group(name=name, title=title, metric=metric, kind=kind, about=about, rows=noted)]
+
+
+class _Collected:
+    """What the parts add to."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.outcomes: list[Outcome] = []
+        self.left_out: list[LeftOut] = []
+
+
+def _parameters(into: _Collected) -> None:
+    about = "Parameters of the class that the config names, tied ones once, against the real class built on the meta device."
+    into.groups += _group("parameters", "Parameters", "parameters", "exact", about, parameters.parameter_rows())
+
+
+def _kept_part(into: _Collected, file: str, name: str, title: str, about: str) -> None:
+    rows, left_out = traces.kept_rows(corpus.rows(file), file)
+    into.left_out += left_out
+    into.groups += _group(name, title, "kept bytes", "exact", about, rows)
+
+
+def _traced_part(into: _Collected, file: str, name: str, title: str, about: str) -> None:
+    rows, left_out = traces.traced_rows(corpus.rows(file), file)
+    into.left_out += left_out
+    for moment in traces.MOMENTS:
+        into.groups += _group(f"{name} {moment}", f"{title}: {moment}", "allocated", "traced", about, rows[moment])
+
+
+def _kept(into: _Collected) -> None:
+    _kept_part(into, "kept", "kept", "Kept for backward", _KEPT)
+
+
+def _traced(into: _Collected) -> None:
+    _traced_part(into, "traced", "traced", "Traced step", _TRACED)
+
+
+def _heldout(into: _Collected) -> None:
+    _kept_part(into, "heldout_kept", "held-out kept", "Held out, kept for backward", _KEPT + _HELDOUT)
+    _traced_part(into, "heldout_traced", "held-out traced", "Held out, traced step", _TRACED + _HELDOUT)
+
+
+_MODE_TITLES = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
+
+
+def _training(into: _Collected) -> None:
+    found = training.compare(corpus.rows("training"), "training")
+    for framework in training.FRAMEWORKS:
+        metric = "reserved" if framework.name == "peft" else "allocated"
+        for mode in training.MODES.values():
+            name = f"{framework.name} {mode}"
+            into.groups += _group(name, f"{framework.title}, {_MODE_TITLES[mode]}", metric, "measured", framework.about, found.rows.get(name, []))
+    about = "Allocated between steps, as the Trainer reports it: weights, optimizer states and cuBLAS workspaces."
+    steady = found.rows.get("trainer steady", [])
+    into.groups += _group("trainer steady", "Hugging Face SFTTrainer, between steps", "allocated", "measured", about, steady)
+    about = "The peak that nvidia-smi showed for the same runs: the allocator's unused blocks and the driver's context are in it."
+    device = found.rows.get("trainer device", [])
+    into.groups += _group("trainer device", "Hugging Face SFTTrainer, nvidia-smi", "device total", "measured", about, device)
+    into.outcomes += found.outcomes
+    into.left_out += found.left_out
+    counts = corpus.collection()["training"]
+    into.left_out.append(LeftOut(id="several devices", file="training", reason="it ran on several devices", count=counts["several_devices"]))
+    into.left_out.append(LeftOut(id="other models", file="training", reason="not expressible yet: another architecture, or no config",
+                                 count=counts["other_models"]))
+
+
+def _serving(into: _Collected) -> None:
+    rows, left_out = serving.compare(corpus.rows("serving"), "serving")
+    for name, title in (("generate 16-bit", "Generation with transformers, 16-bit weights"), ("generate 4-bit", "Generation with transformers, GPTQ and AWQ")):
+        into.groups += _group(name, title, "allocated", "measured", serving.ABOUT, rows[name])
+    into.left_out += left_out
+    into.left_out.append(LeftOut(id="other engines", file="serving", reason="another engine",
+                                 count=corpus.collection()["serving"]["other_engines"]))
+
+
+_RUNNERS: dict[str, Callable[[_Collected], None]] = dict(zip(PARTS, (_parameters, _kept, _traced, _heldout, _training, _serving), strict=True))
+
+
+def run(groups: Sequence[str] | None = None) -> Report:
+    """Compare memfit with the corpus.
+
+    Args:
+        groups: parts of the corpus, of `PARTS`; all if not given.
+
+    Raises:
+        UsageError: a part that does not exist.
+        InputError: this installation does not carry the corpus.
+    """
+    wanted = PARTS if groups is None else tuple(groups)
+    for name in wanted:
+        if name not in _RUNNERS:
+            raise UsageError(f"no part {name[:64]!r} of the corpus{did_you_mean(name, PARTS)}; there are {', '.join(PARTS)}")
+    into = _Collected()
+    for name in PARTS:
+        if name in wanted:
+            _RUNNERS[name](into)
+    return Report(groups=tuple(into.groups), outcomes=tuple(into.outcomes), left_out=tuple(into.left_out), notes=NOTES)
+
+
+NOTES = (
+    "Errors are predicted - measured; statistics are over their size. Nothing is fitted to a row.",
+    "A measured run is one figure of a program that differs from the counted one in the ways that its group names.",
+)
