@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from decimal import Decimal
@@ -102,7 +103,7 @@ def commands(page: Path) -> list[Command]:
     for block, shown in with_output(page.read_text(encoding="utf-8")):
         if block.language != "console":
             continue
-        joined = "\n".join(block.lines).replace("\\\n", " ")
+        joined = textwrap.dedent("\n".join(block.lines)).replace("\\\n", " ")
         here = [" ".join(re.split(r"\s#\s", line)[0].split()) for line in joined.splitlines() if line.startswith("memfit ")]
         found += [Command(page, block.number, text, None) for text in here[:-1]]
         found += [Command(page, block.number, text, shown) for text in here[-1:]]
@@ -110,7 +111,7 @@ def commands(page: Path) -> list[Command]:
 
 
 def run(text: str) -> tuple[int, str]:
-    """Carry out one line: a memfit command, maybe with `< FILE` before or `| jq FILTER` after it. Returns exit code and output."""
+    """Carry out one line: a memfit command, maybe with `< FILE` or `| jq FILTER` after it. Returns exit code and output."""
     line, _, filter_text = text.partition(" | jq ")
     words = shlex.split(line)
     stdin = sys.stdin
@@ -125,7 +126,7 @@ def run(text: str) -> tuple[int, str]:
     finally:
         sys.stdin = stdin
     output.flush()
-    printed = output.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
+    printed = output.buffer.getvalue().decode("utf-8")
     if filter_text:
         printed = "\n".join(picked(json.loads(printed), shlex.split(filter_text)[-1])) + "\n"
     return code, printed
@@ -214,7 +215,7 @@ def sums() -> list[tuple[str, str, str]]:
     return found
 
 
-LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def slug(heading: str) -> str:

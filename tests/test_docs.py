@@ -2,8 +2,8 @@
 
 How a page is written so that this file can hold it to its word:
 
-- A line of a `console` block that starts with `memfit` is run. A `text` block right after it shows (part of) its output: every line must
-  occur in the real output in that order; `...` stands for lines left out. `python tests/doc_pages.py` brings shown output up to date.
+- A line of a `console` block that starts with `memfit` is run. A `text` block right after it shows (part of) its output: every
+  line must occur in the real output in that order; `...` stands for lines left out. `python tests/doc_pages.py` updates it.
 - The `python` blocks of README.md, docs/python.md and docs/extending.md are run in order in one namespace. A comment
   `<!-- file: src/memfit/families/NAME.py -->` before a block makes it that module, registered as the family NAME.
 - `1,234 <!-- check: EXPRESSION -->` compares the number before the comment with an expression over the functions below.
@@ -62,7 +62,6 @@ from memfit.runtimes import RUNTIMES
 from memfit.units import GiB, KiB, MiB
 
 EXECUTED = ("README.md", "docs/python.md", "docs/extending.md")
-
 
 
 # Commands and what they print
@@ -175,9 +174,7 @@ def measured(model: str, role: str = "layers", precision: str = "bf16-true", out
 
 def kept(model: str, axis: str = "token", role: str = "layers", precision: str = "bf16-true", **policy: Any) -> int:
     """Bytes that one block keeps for backward, for each unit of an axis."""
-    return sum(
-        value for slot, value in measured(model, role, precision, **policy).kept.items() if AXES[slot % STRIDE] == axis
-    )
+    return sum(value for slot, value in measured(model, role, precision, **policy).kept.items() if AXES[slot % STRIDE] == axis)
 
 
 def chain(model: str, when: str, precision: str = "bf16-true", outputs: bool = True) -> float:
@@ -253,7 +250,8 @@ def test_the_pages_name_everything_there_is() -> None:
 
 
 RESULTS: list[type[Any]] = [
-    Answer, Verdict, Limit, Recommendation, RuleOfThumb, Caution, Step, Assumption, Estimate, Rank, Component, Phase, Peak, CacheUse,
+    Answer, Verdict, Limit, Recommendation, RuleOfThumb, Caution, Step, Assumption, Estimate, Rank, Component, Phase, Peak,
+    CacheUse,
 ]  # fmt: skip
 
 
@@ -265,16 +263,16 @@ def test_the_python_page_names_every_field_of_every_result(record: Any) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    for line in prose(page.read_text(encoding="utf-8")):
-        for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
-            if re.match(r"[a-z]+:", target):
-                continue
-            path, _, anchor = target.partition("#")
-            goal = (page.parent / path).resolve() if path else page
-            assert goal.exists(), f"{name_of(page)}: {target}"
-            if anchor:
-                headings = [one.lstrip("#") for one in prose(goal.read_text(encoding="utf-8")) if one.startswith("#")]
-                assert anchor in {slug(one) for one in headings}, f"{name_of(page)}: {target}"
+    text = re.sub(r"`[^`\n]*`", "", "\n".join(prose(page.read_text(encoding="utf-8"))))
+    for target in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), f"{name_of(page)}: {target}"
+        if anchor:
+            headings = [one.lstrip("#") for one in prose(goal.read_text(encoding="utf-8")) if one.startswith("#")]
+            assert anchor in {slug(one) for one in headings}, f"{name_of(page)}: {target}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=name_of)

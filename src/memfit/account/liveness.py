@@ -17,7 +17,7 @@ from typing import NamedTuple
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, LOGITS, STRIDE, TEMPORARY, ZERO, Form
 from memfit.kernels.lowering import Lowered
 from memfit.kernels.tape import Node, Size, Tensor
-from memfit.model.description import AXES, ONCE
+from memfit.model.description import ONCE
 
 
 class BlockMemory(NamedTuple):
@@ -56,25 +56,32 @@ class Accumulation(NamedTuple):
     """Shared with a later block (a tied embedding): added to the waiting one out of place, three copies for a moment."""
 
 
+_ROOM = 8
+"""Entries per component within a state: the axes, rounded up."""
+_ACTIVATIONS, _TEMPORARY, _LOGITS, _GRADIENTS = range(0, 4 * _ROOM, _ROOM)
+_SLOTS = [component + axis for component in (ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS) for axis in range(_ROOM)]
+"""The slot of a form that each entry of a state stands for."""
+_ENTRIES = {slot: entry for entry, slot in enumerate(_SLOTS)}
+
+
 class _Memory:
     """A running state, and those of its states that no other exceeds on every axis."""
 
     __slots__ = ("grown", "noted", "now", "total")
 
     def __init__(self, start: Form = ZERO) -> None:
-        self.now = dict(start)
-        self.total = [0] * len(AXES)
+        self.now = [0] * len(_SLOTS)
+        self.total = [0] * _ROOM
         for slot, num_bytes in start.items():
+            self.now[_ENTRIES[slot]] += num_bytes
             self.total[slot % STRIDE] += num_bytes
-        self.noted: list[tuple[list[int], Form]] = []
+        self.noted: list[tuple[list[int], list[int]]] = []
         self.grown = True
         """Whether anything was taken since the last note: a state that only shrank cannot be new."""
 
     def take(self, component: int, size: Size) -> None:
         axis, num_bytes = size
-        slot = component + axis
-        now = self.now
-        now[slot] = now.get(slot, 0) + num_bytes
+        self.now[component + axis] += num_bytes
         self.total[axis] += num_bytes
         self.grown = True
 
@@ -91,68 +98,55 @@ class _Memory:
         for other, _ in self.noted:
             if all(map(le, total, other)):
                 return
-        kept = [pair for pair in self.noted if not all(map(le, pair[0], total))]
-        kept.append((total.copy(), self.now.copy()))
-        self.noted = kept
+        self.noted = [pair for pair in self.noted if not all(map(le, pair[0], total))]
+        self.noted.append((total.copy(), self.now.copy()))
 
     def peaks(self) -> tuple[Form, ...]:
-        return tuple([form for _, form in self.noted])
+        return tuple([{slot: value for slot, value in zip(_SLOTS, state, strict=True) if value} for _, state in self.noted])
 
 
 class _Plan(NamedTuple):
-    """When each storage of a tape begins and ends in forward, and what backward needs of it."""
+    """When each storage of a tape begins and ends in forward, and what backward needs of it; lists by storage or by node."""
 
     born: list[list[int]]
     dies: list[list[int]]
-    saved: dict[int, int]
-    """Storage -> how many nodes save it."""
-    components: dict[int, int]
+    saved: list[int]
+    """How many nodes save each storage."""
+    components: list[int]
 
 
 def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
     tape = lowered.tape
-    num_nodes = len(tape.nodes)
-    saved: dict[int, int] = {}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for index, node in enumerate(tape.nodes):
-        for one in node.inputs:
-            storage = one.storage
-            if storage not in first:
-                first[storage] = index
-            last[storage] = index
-        for one in node.outputs:
-            storage = one.storage
-            if storage not in first:
-                first[storage] = index
-            last[storage] = index
-        if grad:
+    sizes, first, last = tape.sizes, tape.first, tape.last
+    saved = [0] * len(sizes)
+    if grad:
+        for node in tape.nodes:
             for storage in node.saved:
-                saved[storage] = saved.get(storage, 0) + 1
-    for storage, until in tape.held.items():
-        last[storage] = min(max(until, last.get(storage, 0)), num_nodes - 1)
+                saved[storage] += 1
     casts = {one.storage for one in tape.cached_casts.values()}
     stays = {lowered.output.storage, *casts}
-    if lowered.input_held:
-        stays.add(lowered.input.storage)
     if lowered.logits is not None:
         stays.add(lowered.logits.storage)
-    first_logits = tape.first_logits if tape.first_logits is not None else len(tape.sizes)
-    born: list[list[int]] = [[] for _ in range(num_nodes)]
-    dies: list[list[int]] = [[] for _ in range(num_nodes)]
-    components = {lowered.input.storage: ACTIVATIONS if lowered.input.storage in saved else TEMPORARY}
-    if not lowered.input_held and lowered.input.storage in last and lowered.input.storage not in saved | dict.fromkeys(stays):
-        dies[last[lowered.input.storage]].append(lowered.input.storage)
-    for storage, index in first.items():
-        if storage == lowered.input.storage:
+    source = lowered.input.storage
+    if lowered.input_held:
+        stays.add(source)
+    first_logits = len(sizes) if tape.first_logits is None else tape.first_logits
+    last_node = len(tape.nodes) - 1
+    born: list[list[int]] = [[] for _ in tape.nodes]
+    dies: list[list[int]] = [[] for _ in tape.nodes]
+    components = [_TEMPORARY] * len(sizes)
+    for storage, begins in enumerate(first):
+        if storage >= first_logits and sizes[storage][0] != ONCE:
+            components[storage] = _LOGITS
+        elif saved[storage] and storage not in casts:
+            components[storage] = _ACTIVATIONS
+        if begins < 0:
             continue
-        born[index].append(storage)
-        if storage >= first_logits and tape.sizes[storage][0] != ONCE:
-            components[storage] = LOGITS
-        else:
-            components[storage] = ACTIVATIONS if storage in saved and storage not in casts else TEMPORARY
-        if storage not in saved and storage not in stays:
-            dies[last[storage]].append(storage)
+        if storage != source:
+            born[begins].append(storage)
+        if not saved[storage] and storage not in stays:
+            ends = max(last[storage], tape.held.get(storage, 0))
+            dies[min(ends, last_node)].append(storage)
     return _Plan(born, dies, saved, components)
 
 
@@ -160,21 +154,27 @@ def _forward(lowered: Lowered, plan: _Plan) -> tuple[Form, ...]:
     """The largest states while a block runs forward."""
     sizes, components = lowered.tape.sizes, plan.components
     memory = _Memory()
+    now, total = memory.now, memory.total
     memory.take(components[lowered.input.storage], sizes[lowered.input.storage])
     memory.note()
     for node, born, dies in zip(lowered.tape.nodes, plan.born, plan.dies, strict=True):
         for storage in born:
-            memory.take(components[storage], sizes[storage])
+            axis, num_bytes = sizes[storage]
+            now[components[storage] + axis] += num_bytes
+            total[axis] += num_bytes
+            memory.grown = True
         if node.scratch:
             for size in node.scratch:
-                memory.take(TEMPORARY, size)
+                memory.take(_TEMPORARY, size)
             memory.note()
             for size in node.scratch:
-                memory.free(TEMPORARY, size)
+                memory.free(_TEMPORARY, size)
         elif dies:  # a state that the next node only adds to need not be noted
             memory.note()
         for storage in dies:
-            memory.free(components[storage], sizes[storage])
+            axis, num_bytes = sizes[storage]
+            now[components[storage] + axis] -= num_bytes
+            total[axis] -= num_bytes
     memory.note()
     return memory.peaks()
 
@@ -200,7 +200,7 @@ class _Backward:
         first = lowered.tape.first_logits
         self.first_logits = len(self.sizes) if first is None else first
         self.memory = _Memory(start)
-        self.saved = dict(plan.saved)
+        self.saved = plan.saved.copy()
         self.components = plan.components
         self.stays = stays
         self.accumulation = accumulation
@@ -208,16 +208,13 @@ class _Backward:
 
     def run(self, output: Tensor, seed: Size) -> tuple[Form, ...]:
         """From the gradient of the block's output to that of its input."""
-        gradient = _Gradient(seed, TEMPORARY)
+        gradient = _Gradient(seed, _TEMPORARY)
         self.memory.take(gradient.component, seed)
         self.memory.note()
-        self.pending[id(output)] = gradient
+        pending = self.pending
+        pending[id(output)] = gradient
         for node in reversed(self.nodes):
-            arrived = []
-            for one in node.outputs:
-                gradient_here = self.pending.pop(id(one), None)
-                if gradient_here is not None:
-                    arrived.append(gradient_here)
+            arrived = [pending.pop(id(one)) for one in node.outputs if id(one) in pending]
             if arrived:
                 self._node(node, arrived)
             elif node.saved:
@@ -228,20 +225,16 @@ class _Backward:
         memory = self.memory
         made = self._input_gradients(node, arrived)
         for num_bytes, copy_bytes, _ in node.weight_grads:
-            memory.take(GRADIENTS, (ONCE, num_bytes))
+            memory.take(_GRADIENTS, (ONCE, num_bytes))
             if copy_bytes:
-                memory.take(TEMPORARY, (ONCE, copy_bytes))
+                memory.take(_TEMPORARY, (ONCE, copy_bytes))
         for size in node.backward_scratch:
-            memory.take(TEMPORARY, size)
+            memory.take(_TEMPORARY, size)
         memory.note()
         for size in node.backward_scratch:
-            memory.free(TEMPORARY, size)
-        for num_bytes, copy_bytes, name in node.weight_grads:
-            if copy_bytes:
-                memory.free(TEMPORARY, (ONCE, copy_bytes))
-            shared = name in self.accumulation.completes
-            if self.accumulation.persist and not shared and name not in self.accumulation.pending:
-                memory.free(GRADIENTS, (ONCE, num_bytes))
+            memory.free(_TEMPORARY, size)
+        if node.weight_grads:
+            self._settle(node)
         self._release_saved(node)
         for gradient in arrived:
             self._drop(gradient)
@@ -249,7 +242,11 @@ class _Backward:
             if name in self.accumulation.completes:
                 self._add_shared((ONCE, num_bytes))
         for one, gradient in made:
-            self._deliver(one, gradient)
+            earlier = self.pending.get(id(one))
+            if earlier is None:
+                self.pending[id(one)] = gradient
+            else:
+                self._accumulate(one, earlier, gradient)
 
     def _input_gradients(self, node: Node, arrived: list[_Gradient]) -> list[tuple[Tensor, _Gradient]]:
         made: list[tuple[Tensor, _Gradient]] = []
@@ -260,18 +257,26 @@ class _Backward:
                 gradient = arrived[0]
                 gradient.holders += 1
             else:
-                component = LOGITS if one.storage >= self.first_logits else TEMPORARY
+                component = _LOGITS if one.storage >= self.first_logits else _TEMPORARY
                 gradient = _Gradient(one.size, component, view=node.view_gradient)
-                self.memory.take(component, gradient.size)
+                self.memory.take(component, one.size)
             made.append((one, gradient))
         return made
 
+    def _settle(self, node: Node) -> None:
+        """Copies in the compute format are gone; a gradient that was added to an earlier one as well."""
+        for num_bytes, copy_bytes, name in node.weight_grads:
+            if copy_bytes:
+                self.memory.free(_TEMPORARY, (ONCE, copy_bytes))
+            if self.accumulation.persist and name not in self.accumulation.completes and name not in self.accumulation.pending:
+                self.memory.free(_GRADIENTS, (ONCE, num_bytes))
+
     def _add_shared(self, size: Size) -> None:
         """The sum of a shared parameter's two gradients is a new tensor (the waiting one is a view); one of three stays."""
-        self.memory.take(TEMPORARY, size)
+        self.memory.take(_TEMPORARY, size)
         self.memory.note()
-        self.memory.free(TEMPORARY, size)
-        self.memory.free(GRADIENTS, size)
+        self.memory.free(_TEMPORARY, size)
+        self.memory.free(_GRADIENTS, size)
 
     def _release_saved(self, node: Node) -> None:
         for storage in node.saved:
@@ -284,11 +289,8 @@ class _Backward:
         if gradient.holders == 0:
             self.memory.free(gradient.component, gradient.size)
 
-    def _deliver(self, tensor: Tensor, gradient: _Gradient) -> None:
-        earlier = self.pending.get(id(tensor))
-        if earlier is None:
-            self.pending[id(tensor)] = gradient
-            return
+    def _accumulate(self, tensor: Tensor, earlier: _Gradient, gradient: _Gradient) -> None:
+        """A second gradient of one tensor arrives."""
         if earlier.holders == 1 and not earlier.view:
             self._drop(gradient)
             return
@@ -318,15 +320,17 @@ def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool,
     plan = _plan(lowered, grad=True)
     sizes = lowered.tape.sizes
     kept: Form = {}
-    for storage in plan.saved:
-        axis, num_bytes = sizes[storage]
-        slot = plan.components[storage] + axis
-        kept[slot] = kept.get(slot, 0) + num_bytes
+    for storage, times in enumerate(plan.saved):
+        if times:
+            axis, num_bytes = sizes[storage]
+            slot = _SLOTS[plan.components[storage] + axis]
+            kept[slot] = kept.get(slot, 0) + num_bytes
     outputs, held = ZERO, ZERO
     logits = lowered.logits if outputs_kept else None
     if logits is not None:
-        outputs = _slot(plan.components[logits.storage], sizes[logits.storage])
-        held = ZERO if logits.storage in plan.saved else outputs
+        axis, num_bytes = sizes[logits.storage]
+        outputs = {_SLOTS[plan.components[logits.storage] + axis]: num_bytes}
+        held = ZERO if plan.saved[logits.storage] else outputs
     backward: tuple[Form, ...] = ()
     if lowered.output.requires_grad:
         start = dict(kept)
@@ -347,24 +351,20 @@ def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
     return {GRADIENTS + ONCE: total} if total else ZERO
 
 
-def _slot(component: int, size: Size) -> Form:
-    return {component + size[0]: size[1]}
-
-
 def _block_memory(
     lowered: Lowered, plan: _Plan, forward: tuple[Form, ...], kept: Form, held: Form, backward: tuple[Form, ...]
 ) -> BlockMemory:
     sizes = lowered.tape.sizes
-    casts = sum(sizes[one.storage][1] for one in lowered.tape.cached_casts.values() if one.storage not in plan.saved)
+    casts = sum(sizes[one.storage][1] for one in lowered.tape.cached_casts.values() if not plan.saved[one.storage])
     return BlockMemory(
         kept=kept,
         region_casts={TEMPORARY + ONCE: casts} if casts else ZERO,
         forward=forward,
         backward=backward,
         gradients=ZERO,
-        input=_slot(ACTIVATIONS, sizes[lowered.input.storage]),
-        input_saved=lowered.input.storage in plan.saved,
-        output=_slot(TEMPORARY, lowered.output.size),
+        input={ACTIVATIONS + lowered.input.axis: sizes[lowered.input.storage][1]},
+        input_saved=bool(plan.saved[lowered.input.storage]),
+        output={TEMPORARY + lowered.output.axis: lowered.output.size[1]},
         outputs_held=held,
         outputs=held,
         output_dtype=lowered.output.dtype,

@@ -1,7 +1,7 @@
-"""`memfit validate`: the error tables that `memfit.validate` makes, in every format.
+"""`memfit validate`: the error tables that `memfit.validate.tables` makes, in every format.
 
 What is expected of that room: `run()` returns an object with `groups` and `worst`, sequences of flat mappings (one row each, with
-the same keys in every row), and `notes`, lines of text.
+the same keys in every row), and `notes`, lines of text; `more` holds what only JSON shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def validate(request: Request) -> Document:
     Raises:
         InputError: this installation has no corpus to compare with.
     """
-    run = getattr(import_module("memfit.validate"), "run", None)
+    run = getattr(import_module("memfit.validate.tables"), "run", None)
     if run is None:
         raise InputError("this installation of memfit has no validation corpus")
     found = run()
@@ -37,6 +37,7 @@ def validate(request: Request) -> Document:
         "groups": [json_value(dict(row)) for row in groups],
         "worst": [json_value(dict(row)) for row in worst],
         "notes": list(found.notes),
+        **json_value(dict(getattr(found, "more", {}))),
     }
     tables = [_listing("Error by group", groups), _listing("The worst rows", worst, tuple(found.notes))]
     return Document(

@@ -21,7 +21,7 @@ _PROMOTION = {"fp32": 3, "bf16": 2, "fp16": 2, "bool": 0, "int64": 0}
 
 
 class Tensor:
-    """`width` elements of `dtype` per unit of `axis`, in a storage that other tensors may share. Storage -1: a parameter."""
+    """`width` elements of `dtype` per unit of `axis`, in a storage that other tensors may share."""
 
     __slots__ = ("axis", "dtype", "requires_grad", "size", "storage", "width")
 
@@ -71,6 +71,9 @@ class Tape:
         self.grad = grad
         self.nodes: list[Node] = []
         self.sizes: list[Size] = []
+        self.first: list[int] = []
+        """By storage: the node that first touches it, -1 if none does; and below the last one."""
+        self.last: list[int] = []
         self.held: dict[int, int] = {}
         """Storages that a Python name holds: storage -> index of the node after which it is let go."""
         self.cached_casts: dict[str, Tensor] = {}
@@ -82,6 +85,8 @@ class Tape:
         """A tensor with a storage of its own."""
         made = Tensor(len(self.sizes), axis, width, dtype, requires_grad)
         self.sizes.append(made.size)
+        self.first.append(-1)
+        self.last.append(-1)
         return made
 
     def hold(self, x: Tensor, until: int | None = None) -> None:
@@ -110,17 +115,22 @@ class Tape:
         view_gradient: bool = False,
     ) -> None:
         """Append a node; outputs require a gradient if an input or a parameter does, and only then is anything saved."""
-        requires = self.grad and bool(weight_grads)
-        if self.grad and not requires:
-            for one in inputs:
-                if one.requires_grad:
-                    requires = True
-                    break
-        kept: tuple[int, ...] = ()
-        if requires:
-            for one in outputs:
+        index = len(self.nodes)
+        requires = bool(weight_grads)
+        for one in inputs:
+            if one.requires_grad:
+                requires = True
+            self.last[one.storage] = index
+            if self.first[one.storage] < 0:
+                self.first[one.storage] = index
+        requires = requires and self.grad
+        for one in outputs:
+            if requires:
                 one.requires_grad = True
-            kept = tuple({one.storage for one in saved}) if saved else ()
+            self.last[one.storage] = index
+            if self.first[one.storage] < 0:
+                self.first[one.storage] = index
+        kept = tuple([one.storage for one in saved]) if requires else ()
         self.nodes.append(
             Node(inputs, outputs, kept, alias, weight_grads if requires else (), scratch, backward_scratch, view_gradient)
         )

@@ -20,24 +20,29 @@ What memfit says, compared with what is known. `memfit validate` prints the same
 
 ## How it was validated
 
-The corpus is part of the package (`src/memfit/data/corpus/`, with the sources of every row). Each row goes the way that a user's question goes: its
-config becomes a model, its settings become a job, the job is resolved and estimated. {notes}
+The corpus is part of the package (`src/memfit/data/corpus/`, with the sources of every row). Each row goes the way
+that a user's question goes: its config becomes a model, its settings become a job, the job is resolved and estimated.
+{notes}
 
 Three kinds of truth, and three numbers of memory that are never mixed in one statistic:
 
-- **exact**: parameter counts of the real classes built on the meta device, and the bytes that autograd keeps when the real Hugging Face class runs
-  forward and loss under fake tensors on CUDA's dispatch path. No device takes part; every tensor has the size that it has on one.
-- **traced**: two training steps of the real class under fake tensors and PyTorch's `MemTracker`; figures are of the second step. An ideal allocator:
-  no rounding, no libraries. Attention as FlashAttention 2 keeps and works; no autocast, no dropout.
-- **measured**: figures that somebody published of a run on a device: `allocated` (`torch.cuda.max_memory_allocated`), `reserved`
-  (`max_memory_reserved`) or `device total` (`nvidia-smi`). The program that ran is seldom the one that is counted; each group says how they differ.
+- **exact**: parameter counts of the real classes built on the meta device, and the bytes that autograd keeps when the
+  real Hugging Face class runs forward and loss under fake tensors on CUDA's dispatch path. No device takes part;
+  every tensor has the size that it has on one.
+- **traced**: two training steps of the real class under fake tensors and PyTorch's `MemTracker`; figures are of the
+  second step. An ideal allocator: no rounding, no libraries. Attention as FlashAttention 2 keeps and works; no
+  autocast, no dropout.
+- **measured**: figures that somebody published of a run on a device: `allocated` (`torch.cuda.max_memory_allocated`),
+  `reserved` (`max_memory_reserved`) or `device total` (`nvidia-smi`). The program that ran is seldom the one that is
+  counted; each group says how they differ.
 
-Columns: mean, median, p90 and worst are over the size of the error, in percent of the measured value (traced rows: of the part of it that is neither
-parameters nor optimizer states); bias is the mean error with its sign, positive if memfit says too much. The last column counts the rows whose measured
-value lies in the 90 % interval that memfit prints for that number.
+Columns: mean, median, p90 and worst are over the size of the error, in percent of the measured value (traced rows: of
+the part of it that is neither parameters nor optimizer states); bias is the mean error with its sign, positive if
+memfit says too much. The last column counts the rows whose measured value lies in the 90 % interval that memfit
+prints for that number.
 
-The groups named *held out* were made after the code, with varied settings, to find where it is wrong; what they found has been put right since, so their
-errors are those of the code as it is now.
+The groups named *held out* were made after the code, with varied settings, to find where it is wrong; what they found
+has been put right since, so their errors are those of the code as it is now.
 
 """
 
@@ -45,13 +50,16 @@ _TAIL = """## Not validated at all
 
 No row of the corpus says anything about these; the figures rest on formulas and their sources:
 
-- optimizers in 8 bit and paged ones, `custom:` optimizers, gradients kept as zeros between steps, losses fused with the head;
+- optimizers in 8 bit and paged ones, `custom:` optimizers, gradients kept as zeros between steps, losses fused with
+  the head;
 - QLoRA with a current bitsandbytes release, without the upcast of norms and embeddings;
 - kernels of devices before compute capability 8.0 (no FlashAttention), AMD, Intel, Apple, TPU and NPU devices;
 - FlashAttention with padded batches; 8-bit and NF4 weights, quantised caches, several sequences at once in inference;
-- models by their size or dimensions alone: their shapes are typical, not known, and their intervals are wide on purpose.
+- models by their size or dimensions alone: their shapes are typical, not known, and their intervals are wide on
+  purpose.
 
-Thinly validated: the memory of the driver's context, and what the allocator holds beyond tensors (see the rows of nvidia-smi above).
+Thinly validated: the memory of the driver's context, and what the allocator holds beyond tensors (see the rows of
+nvidia-smi above).
 """
 
 

@@ -48,7 +48,7 @@ def half_digit(value: float, unit: int) -> int:
     if unit == 1:
         return 0
     digits = len(str(value).partition(".")[2].rstrip("0"))
-    return round(unit * 0.5 / 10**digits)
+    return round(0.5 * unit / 10.0**digits)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -155,7 +155,7 @@ class Reason(NamedTuple):
     file: str
     reason: str
     details: tuple[str, ...]
-    count: int
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,4 +194,4 @@ class Report:
             Reason(file, reason, tuple(sorted({one.detail for one in rows if one.detail})), sum(one.count for one in rows))
             for (file, reason), rows in found.items()
         ]
-        return sorted(made, key=lambda one: (-one.count, one.file, one.reason))
+        return sorted(made, key=lambda one: (-one.num_rows, one.file, one.reason))

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 from memfit.errors import UsageError, did_you_mean
 from memfit.validate import corpus, parameters, serving, traces, training
-from memfit.validate.reasons import reason_for
+from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
 PARTS = ("parameters", "kept", "traced", "heldout", "training", "serving")
 """What `groups` may name: parts of the corpus."""
 
 _KEPT = (
-    "Bytes of tensors that autograd holds when forward and loss have run, without parameters and buffers: the real Hugging Face class under "
-    "fake tensors on CUDA's dispatch path (torch 2.14, transformers 5.24)."
+    "Bytes of tensors that autograd holds when forward and loss have run, without parameters and buffers: the real Hugging Face "
+    "class under fake tensors on CUDA's dispatch path (torch 2.14, transformers 5.24)."
 )
 _TRACED = (
-    "A whole training step of the real Hugging Face class under fake tensors and PyTorch's MemTracker: an ideal allocator, no libraries "
-    "(torch 2.13, transformers 5.24). The error is a share of what is neither parameters nor optimizer states."
+    "A whole training step of the real Hugging Face class under fake tensors and PyTorch's MemTracker: an ideal allocator, no "
+    "libraries (torch 2.13, transformers 5.24). The error is a share of what is neither parameters nor optimizer states."
 )
-_HELDOUT = " These rows were made after the code, with random settings, to find where it is wrong."
+_HELDOUT = " These rows were made after the code, with varied settings, to find where it is wrong."
 
 
 def _group(name: str, title: str, metric: str, kind: str, about: str, rows: list[Row]) -> list[Group]:
@@ -82,7 +82,8 @@ def _training(into: _Collected) -> None:
         metric = "reserved" if framework.name == "peft" else "allocated"
         for mode in training.MODES.values():
             name = f"{framework.name} {mode}"
-            into.groups += _group(name, f"{framework.title}, {_MODE_TITLES[mode]}", metric, "measured", framework.about, found.rows.get(name, []))
+            title, rows = f"{framework.title}, {_MODE_TITLES[mode]}", found.rows.get(name, [])
+            into.groups += _group(name, title, metric, "measured", framework.about, rows)
     about = "Allocated between steps, as the Trainer reports it: weights, optimizer states and cuBLAS workspaces."
     steady = found.rows.get("trainer steady", [])
     into.groups += _group("trainer steady", "Hugging Face SFTTrainer, between steps", "allocated", "measured", about, steady)
@@ -92,21 +93,29 @@ def _training(into: _Collected) -> None:
     into.outcomes += found.outcomes
     into.left_out += found.left_out
     counts = corpus.collection()["training"]
-    into.left_out.append(LeftOut(id="several devices", file="training", reason="it ran on several devices", count=counts["several_devices"]))
-    into.left_out.append(LeftOut(id="other models", file="training", reason="not expressible yet: another architecture, or no config",
-                                 count=counts["other_models"]))
+    for key, reason in (("several_devices", "it ran on several devices"), ("other_models", NO_CONFIG)):
+        into.left_out.append(LeftOut(id=key.replace("_", " "), file="training", reason=reason, count=counts[key]))
 
 
 def _serving(into: _Collected) -> None:
     rows, left_out = serving.compare(corpus.rows("serving"), "serving")
-    for name, title in (("generate 16-bit", "Generation with transformers, 16-bit weights"), ("generate 4-bit", "Generation with transformers, GPTQ and AWQ")):
-        into.groups += _group(name, title, "allocated", "measured", serving.ABOUT, rows[name])
+    for name, weights in (("generate 16-bit", "16-bit weights"), ("generate 4-bit", "GPTQ and AWQ")):
+        into.groups += _group(
+            name, f"Generation with transformers, {weights}", "allocated", "measured", serving.ABOUT, rows[name]
+        )
     into.left_out += left_out
-    into.left_out.append(LeftOut(id="other engines", file="serving", reason="another engine",
-                                 count=corpus.collection()["serving"]["other_engines"]))
+    engines = corpus.collection()["serving"]["other_engines"]
+    into.left_out.append(LeftOut(id="other engines", file="serving", reason="it ran on another engine", count=engines))
 
 
-_RUNNERS: dict[str, Callable[[_Collected], None]] = dict(zip(PARTS, (_parameters, _kept, _traced, _heldout, _training, _serving), strict=True))
+_RUNNERS: dict[str, Callable[[_Collected], None]] = {
+    "parameters": _parameters,
+    "kept": _kept,
+    "traced": _traced,
+    "heldout": _heldout,
+    "training": _training,
+    "serving": _serving,
+}
 
 
 def run(groups: Sequence[str] | None = None) -> Report:

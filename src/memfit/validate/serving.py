@@ -10,6 +10,7 @@ from memfit.devices import parse_cluster
 from memfit.job import Inference, Job, Overheads
 from memfit.units import GiB, MiB
 from memfit.validate import corpus
+from memfit.validate.reasons import NO_CONFIG
 from memfit.validate.report import LeftOut, Row, half_digit
 
 QUANTIZATIONS = {None: "none", "gptq-int4": "int4", "awq": "int4", "awq-int4": "int4"}
@@ -19,8 +20,9 @@ UNITS = {"GB": GiB, "MB": MiB}
 """The script divides by powers of 1024, whatever it prints."""
 
 ABOUT = (
-    "model.generate of Qwen models, batch 1, FlashAttention, a prompt of 1 to 30,720 tokens and 2,048 new ones; the script's figure is in "
-    "1024s and rounded to 0.01 GiB. Weights and cache are exact; prefill's working set is modelled."
+    "model.generate of Qwen models, batch 1, FlashAttention, a prompt of 1 to 30,720 tokens and 2,048 new ones. The script "
+    "divides by powers of 1024 and rounds, to 0.01 GiB or to 1 MiB. "
+    "Weights and cache are exact; prefill's working set is modelled."
 )
 
 
@@ -34,7 +36,7 @@ def _reason(row: Mapping[str, Any]) -> tuple[str, str]:
     if row["n_gpus"] != 1:
         return "it ran on several devices", ""
     if "config" not in row:
-        return "not expressible yet: another architecture, or no config", row["model"]
+        return NO_CONFIG, row["model"]
     if row.get("quantization") not in QUANTIZATIONS:
         return "the weight format is not expressible", str(row.get("quantization"))
     if row["other"].get("peak_memory_unit") not in UNITS:
@@ -73,6 +75,16 @@ def compare(rows: list[dict[str, Any]], file: str) -> tuple[dict[str, list[Row]]
         unit, value = UNITS[row["other"]["peak_memory_unit"]], row["other"]["peak_memory_reported"]
         measured = round(value * unit)
         name = "generate 16-bit" if row.get("quantization") is None else "generate 4-bit"
-        found[name].append(Row(id=row["id"], measured=measured, predicted=peak.allocated_bytes, relative_to=measured, low=peak.low_bytes,
-                               high=peak.high_bytes, rounding=half_digit(value, unit), source=row["source"]))  # fmt: skip
+        found[name].append(
+            Row(
+                id=row["id"],
+                measured=measured,
+                predicted=peak.allocated_bytes,
+                relative_to=measured,
+                low=peak.low_bytes,
+                high=peak.high_bytes,
+                rounding=half_digit(value, unit),
+                source=row["source"],
+            )
+        )
     return found, without

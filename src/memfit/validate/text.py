@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memfit.units import GiB, MiB
-from memfit.validate.report import Group, Report, Row
+from memfit.validate.report import Group, Outcome, Report, Row
 
 KINDS = (
     ("exact", "Exact", "The same model code, counted without a device."),
@@ -24,10 +24,12 @@ def _percent(value: float, *, sign: bool = False) -> str:
 
 
 def _amount(group: Group, value: int) -> str:
-    """Parameters as a count, bytes in GiB (MiB below a tenth of one)."""
+    """Parameters as a count, bytes in GiB (MiB below a tenth of one, bytes below a tenth of that)."""
     if group.metric == "parameters":
         return f"{value:,}"
-    return f"{value / GiB:.3f} GiB" if abs(value) >= GiB // 10 else f"{value / MiB:.2f} MiB"
+    if abs(value) >= GiB // 10:
+        return f"{value / GiB:.3f} GiB"
+    return f"{value / MiB:.2f} MiB" if abs(value) >= MiB // 10 else f"{value:,} B"
 
 
 def _coverage(group: Group) -> str:
@@ -40,26 +42,36 @@ GROUP_HEADINGS = ("group", "metric", "rows", "mean %", "median %", "p90 %", "wor
 
 
 def _group_cells(group: Group) -> tuple[str, ...]:
-    return (group.title, group.metric, str(len(group.rows)), _percent(group.mean_percent), _percent(group.median_percent), _percent(group.p90_percent),
-            _percent(group.worst_percent), _percent(group.bias_percent, sign=True), _coverage(group))  # fmt: skip
+    sizes = (group.mean_percent, group.median_percent, group.p90_percent, group.worst_percent)
+    bias = _percent(group.bias_percent, sign=True)
+    return (group.title, group.metric, str(len(group.rows)), *map(_percent, sizes), bias, _coverage(group))
 
 
 ROW_HEADINGS = ("row", "measured", "memfit", "error", "error %", "why")
 
 
 def _row_cells(group: Group, row: Row) -> tuple[str, ...]:
-    error = _amount(group, row.error)
-    return (row.id, _amount(group, row.measured), _amount(group, row.predicted), error, _percent(row.error_percent, sign=True), row.note)
+    amounts = [_amount(group, value) for value in (row.measured, row.predicted, row.error)]
+    return (row.id, *amounts, _percent(row.error_percent, sign=True), row.note)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int]) -> list[str]:
     """Aligned columns; those in `left` to the left, all others to the right."""
     cells = [list(headings), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    return [
-        "  ".join(text.ljust(width) if column in left else text.rjust(width) for column, (text, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in cells
-    ]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [text.ljust(widths[at]) if at in left else text.rjust(widths[at]) for at, text in enumerate(row)]
+        return "  ".join(padded).rstrip()
+
+    return [line(row) for row in cells]
+
+
+OUTCOME_HEADINGS = ("run", "observed", "memfit", "source")
+
+
+def _num_right(report: Report) -> str:
+    return f"{sum(one.right for one in report.outcomes)} of {len(report.outcomes)}"
 
 
 def to_text(report: Report) -> str:
@@ -71,13 +83,14 @@ def to_text(report: Report) -> str:
             lines += [f"{title}: {about}", *_table(GROUP_HEADINGS, map(_group_cells, groups), (0, 1)), ""]
     worst = report.worst[:WORST_ROWS]
     if worst:
-        lines += ["Worst rows", *_table(("group", *ROW_HEADINGS), [(group.title, *_row_cells(group, row)) for group, row in worst], (0, 1, 6)), ""]
+        cells = [(group.title, *_row_cells(group, row)) for group, row in worst]
+        lines += ["Worst rows", *_table(("group", *ROW_HEADINGS), cells, (0, 1, 6)), ""]
     if report.outcomes:
-        right = sum(one.right for one in report.outcomes)
-        lines += [f"Whether it fits: {right} of {len(report.outcomes)} right"]
-        lines += _table(("run", "observed", "memfit"), [(one.id, one.observed, one.predicted) for one in report.outcomes], (0, 1, 2)) + [""]
+        runs = [(one.id, one.observed, one.predicted) for one in report.outcomes]
+        lines += [f"Whether it fits: {_num_right(report)} right", *_table(OUTCOME_HEADINGS[:3], runs, (0, 1, 2)), ""]
     if report.left_out:
-        lines += ["Left out", *_table(("rows", "of", "why"), [(f"{one.count:,}", one.file, one.reason) for one in report.reasons], (1, 2)), ""]
+        reasons = [(f"{one.num_rows:,}", one.file, one.reason) for one in report.reasons]
+        lines += ["Left out", *_table(("rows", "of", "why"), reasons, (1, 2)), ""]
     return "\n".join([*lines, *report.notes]) + "\n"
 
 
@@ -105,13 +118,11 @@ def to_markdown(report: Report) -> str:
         for group in groups:
             lines += _group_section(group)
     if report.outcomes:
-        right = sum(one.right for one in report.outcomes)
-        lines += ["## Whether it fits", "", f"Runs of which only the outcome is known: {right} of {len(report.outcomes)} verdicts are right. "
-                  "`tight` means that the device lies within the interval.", "",
-                  *_markdown_table(("run", "observed", "memfit", "source"), [(one.id, one.observed, one.predicted, one.source) for one in report.outcomes],
-                                   (0, 1, 2, 3)), ""]  # fmt: skip
+        runs = [(one.id, one.observed, one.predicted, one.source) for one in report.outcomes]
+        about = f"Runs of which only the outcome is known: {_num_right(report)} right. `tight`: the device lies in the interval."
+        lines += ["## Whether it fits", "", about, "", *_markdown_table(OUTCOME_HEADINGS, runs, (0, 1, 2, 3)), ""]
     if report.left_out:
-        cells = [(f"{one.count:,}", one.file, one.reason, ", ".join(one.details)) for one in report.reasons]
+        cells = [(f"{one.num_rows:,}", one.file, one.reason, ", ".join(one.details)) for one in report.reasons]
         lines += ["## Left out", "", *_markdown_table(("rows", "of", "why", "which"), cells, (1, 2, 3)), ""]
     return "\n".join(lines)
 
@@ -129,12 +140,16 @@ def to_json(report: Report) -> dict[str, Any]:
     """Everything: groups with statistics and rows, outcomes, what was left out."""
     return {
         "groups": [_group_json(group) for group in report.groups],
-        "outcomes": [
-            {"id": one.id, "observed": one.observed, "predicted": one.predicted, "right": one.right, "source": one.source} for one in report.outcomes
+        "outcomes": [_outcome_json(one) for one in report.outcomes],
+        "left_out": [
+            {"file": one.file, "reason": one.reason, "details": list(one.details), "rows": one.num_rows} for one in report.reasons
         ],
-        "left_out": [{"file": one.file, "reason": one.reason, "details": list(one.details), "rows": one.count} for one in report.reasons],
         "notes": list(report.notes),
     }
+
+
+def _outcome_json(one: Outcome) -> dict[str, Any]:
+    return {"id": one.id, "observed": one.observed, "predicted": one.predicted, "right": one.right, "source": one.source}
 
 
 def _group_json(group: Group) -> dict[str, Any]:
@@ -143,12 +158,23 @@ def _group_json(group: Group) -> dict[str, Any]:
         **group_row(group),
         "about": group.about,
         "coverage": {"in_interval": coverage[0], "of": coverage[1]} if coverage else None,
-        "worst_rows_first": [
-            {"id": row.id, "measured": row.measured, "predicted": row.predicted, "error": row.error, "error_percent": row.error_percent,
-             "low": row.low, "high": row.high, "in_interval": row.covered, "source": row.source, "note": row.note}
-            for row in group.rows
-        ],
-    }  # fmt: skip
+        "worst_rows_first": [_row_json(row) for row in group.rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "measured": row.measured,
+        "predicted": row.predicted,
+        "error": row.error,
+        "error_percent": row.error_percent,
+        "low": row.low,
+        "high": row.high,
+        "in_interval": row.covered,
+        "source": row.source,
+        "note": row.note,
+    }
 
 
 def group_row(group: Group) -> dict[str, Any]:

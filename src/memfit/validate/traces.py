@@ -113,6 +113,15 @@ def traced_rows(rows: list[dict[str, Any]], file: str) -> tuple[dict[str, list[R
             ("backward end", row["after_bwd"]["Total"], rank.backward_end_bytes or 0, (None, None)),
         )
         for name, measured, predicted, (low, high) in pairs:
-            found[name].append(Row(id=row["id"], measured=measured, predicted=predicted, relative_to=measured - static, low=low, high=high,
-                                   source=row["made_with"]))  # fmt: skip
+            found[name].append(
+                Row(
+                    id=row["id"],
+                    measured=measured,
+                    predicted=predicted,
+                    relative_to=measured - static,
+                    low=low,
+                    high=high,
+                    source=row["made_with"],
+                )
+            )
     return found, without

@@ -20,7 +20,14 @@ from memfit.validate.report import LeftOut, Outcome, Row, half_digit
 
 METRICS = {"peak_allocated": "allocated", "peak_reserved": "reserved", "nvidia_smi": "device total"}
 OUTCOMES = ("fits", "oom")
-UNITS = {"GB (1e9)": 10**9, "GB (1e9, max_memory_allocated)": 10**9, "bytes": 1, "bytes (HF Trainer memory metrics, rank 0)": 1, "GiB": GiB, "MiB": MiB}
+UNITS = {
+    "GB (1e9)": 10**9,
+    "GB (1e9, max_memory_allocated)": 10**9,
+    "bytes": 1,
+    "bytes (HF Trainer memory metrics, rank 0)": 1,
+    "GiB": GiB,
+    "MiB": MiB,
+}
 """Units as the sources state them; any other leaves the row out."""
 
 PRECISIONS: dict[str, tuple[str, str | None, bool | None]] = {
@@ -68,33 +75,50 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = (
     Framework(
-        "litgpt", "LitGPT", r"LitGPT( commit .*)?$", "adamw",
-        {"outputs": "kept", "padding": "none", "attention": "sdpa"},
+        name="litgpt",
+        title="LitGPT",
+        pattern=r"LitGPT( commit .*)?$",
+        optimizer="adamw",
+        settings={"outputs": "kept", "padding": "none", "attention": "sdpa"},
         # litgpt/finetune/lora.py: lora_dropout 0.05; adapters in the precision of the run
-        {"lora_dtype": "bf16", "lora_dropout": 0.05},
-        "torch",
-        "LitGPT has its own modelling code: query, key and value in one matrix with one adapter, an output head that is never tied to the "
-        "embedding, a loss over chunks of 128 tokens' logits in 16 bit, a fused-free RMSNorm. memfit counts the Hugging Face model. "
-        "The sequence is the cap or the longest sample of the data; the batches that ran may have been shorter.",
+        adapters={"lora_dtype": "bf16", "lora_dropout": 0.05},
+        runtime="torch",
+        about=(
+            "LitGPT has its own modelling code: query, key and value in one matrix with one adapter, an output head that is "
+            "never tied to the embedding, a loss over chunks of 128 tokens' logits in 16 bit. memfit counts the Hugging Face "
+            "model. The sequence is the cap or the longest sample of the data; the batches that ran may have been shorter."
+        ),
     ),
     Framework(
-        "peft", "PEFT's method comparison", r"PEFT method_comparison MetaMathQA", "adamw",
-        {"outputs": "kept", "padding": "right", "attention": "sdpa"},
-        {"lora_dtype": "fp32", "lora_dropout": 0.0},
-        "hf",
-        "A raw loop over the Hugging Face model with padded batches. The sequence is a cap (768): batches are padded to their own longest "
-        "sample. An evaluation that generates with batch 50 runs in the same process, and its cache counts into what is reserved.",
+        name="peft",
+        title="PEFT's method comparison",
+        pattern=r"PEFT method_comparison MetaMathQA",
+        optimizer="adamw",
+        settings={"outputs": "kept", "padding": "right", "attention": "sdpa"},
+        adapters={"lora_dtype": "fp32", "lora_dropout": 0.0},
+        runtime="hf",
+        about=(
+            "A raw loop over the Hugging Face model with padded batches. The sequence is a cap (768): batches are padded to "
+            "their own longest sample. An evaluation that generates with batch 50 runs in the same process and counts into "
+            "what is reserved."
+        ),
     ),
     Framework(
-        "trainer", "Hugging Face SFTTrainer", r"fms-acceleration bench, framework_config=(none|baseline-peft-bnb|accelerated-peft-bnb) ", "adamw-foreach",
-        {"padding": "none", "attention": "flash"},
-        {"lora_dtype": "fp32", "lora_dropout": 0.0},
-        "hf-trainer",
-        "Sequences of 4,096 tokens, checkpointing, FlashAttention. The optimizer is not in the file: the Trainer's default at that time, "
-        "adamw_torch (foreach). The baseline of the 4-bit rows upcasts norms, embedding and head to fp32 first "
-        "(prepare_model_for_kbit_training), which memfit does not count.",
+        name="trainer",
+        title="Hugging Face SFTTrainer",
+        pattern=r"fms-acceleration bench, framework_config=(none|baseline-peft-bnb|accelerated-peft-bnb) ",
+        optimizer="adamw-foreach",
+        settings={"padding": "none", "attention": "flash"},
+        adapters={"lora_dtype": "fp32", "lora_dropout": 0.0},
+        runtime="hf-trainer",
+        about=(
+            "Sequences of 4,096 tokens, checkpointing, FlashAttention, an A100. The optimizer is not in the file: the Trainer's "
+            "default at that time, adamw_torch (foreach). The baseline of the 4-bit rows upcasts norms, embedding and head to "
+            "fp32 first (prepare_model_for_kbit_training), which memfit does not count."
+        ),
     ),
-)  # fmt: skip
+)
+
 
 def framework_of(row: Mapping[str, Any]) -> Framework | None:
     """The framework whose pattern matches."""
@@ -158,7 +182,7 @@ def rank_of(model: Model, trainable: int) -> int:
 
 
 def job_of(row: Mapping[str, Any], metric: str) -> Job:
-    """The question that the row answers. Overheads beyond the metric are set to nothing, so that the interval is of that metric."""
+    """The question that the row answers. What the metric does not count is set to nothing: the interval is the metric's."""
     framework = framework_of(row)
     assert framework is not None
     model = corpus.model_of(row["config"])
@@ -201,7 +225,8 @@ def _estimate(row: Mapping[str, Any], metric: str) -> Estimate:
 
 def measured_bytes(row: Mapping[str, Any]) -> int:
     """The stated value in bytes."""
-    return round(row["value"] * UNITS[row["unit"]])
+    value: float = row["value"]
+    return round(value * UNITS[row["unit"]])
 
 
 def group_name(row: Mapping[str, Any]) -> str:
@@ -224,8 +249,16 @@ def _row(row: Mapping[str, Any], metric: str, measured: int, rounding: int = 0) 
     """One comparison of the peak by one metric."""
     peak = _estimate(row, metric).peak
     predicted = {"allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes, "device total": peak.device_bytes}[metric]
-    return Row(id=row["id"], measured=measured, predicted=predicted, relative_to=measured, low=peak.low_bytes, high=peak.high_bytes,
-               rounding=rounding, source=row["source"])  # fmt: skip
+    return Row(
+        id=row["id"],
+        measured=measured,
+        predicted=predicted,
+        relative_to=measured,
+        low=peak.low_bytes,
+        high=peak.high_bytes,
+        rounding=rounding,
+        source=row["source"],
+    )
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:
@@ -263,8 +296,8 @@ def compare(rows: list[dict[str, Any]], file: str) -> Measured:
         notes = row.get("notes", "")
         steady, total = STEADY.search(notes), DEVICE_TOTAL.search(notes)
         if steady:
-            value = int(steady.group(1))
-            one = Row(id=row["id"], measured=value, predicted=_static_bytes(_estimate(row, metric)), relative_to=value, source=row["source"])
+            value, predicted = int(steady.group(1)), _static_bytes(_estimate(row, metric))
+            one = Row(id=row["id"], measured=value, predicted=predicted, relative_to=value, source=row["source"])
             found.setdefault("trainer steady", []).append(one)
         if total:
             found.setdefault("trainer device", []).append(_row(row, "device total", int(total.group(1)) * MiB))

@@ -1,0 +1,250 @@
+"""The config view: what is not understood is refused by name, and every error names the field that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import heart_models as models
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfit.errors import InputError, MemfitError, UnknownArchitectureError
+from memfit.families import FAMILIES, build_model
+from memfit.families.view import IRRELEVANT, ConfigView
+
+REQUIRED = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2"),
+                    ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+    "gpt2": ("vocab_size", "n_embd", "n_layer", "n_head"),
+    "gpt_neox": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "bert": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+}  # fmt: skip
+DIMENSIONS = [(family, key) for family, keys in REQUIRED.items() for key in keys]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("key", ["moe_intermediate_size", "num_experts", "q_lora_rank", "extra_adapter_layers"])
+def test_an_unknown_key_is_refused_by_name(family: str, key: str) -> None:
+    with pytest.raises(UnknownArchitectureError, match=key) as caught:
+        models.make(models.FAMILY_CONFIGS[family], **{key: 8})
+    assert "\n" not in str(caught.value)
+
+
+def test_several_unknown_keys_are_named_together_and_many_are_cut() -> None:
+    with pytest.raises(UnknownArchitectureError, match="alpha, beta"):
+        models.make(models.LLAMA_8B, beta=1, alpha=2)
+    with pytest.raises(UnknownArchitectureError, match="and more") as caught:
+        models.make(models.LLAMA_8B, **{f"key{index}": 1 for index in range(1000)})
+    assert len(str(caught.value)) < 600
+
+
+def test_keys_known_not_to_change_memory_and_null_keys_pass() -> None:
+    assert build_model({**models.LLAMA_8B, "unheard_of": None}, name="t", source="t").num_parameters == 8_030_261_248
+    noise = {key: "anything" for key in IRRELEVANT if key not in ("architectures", "model_type", "dtype", "torch_dtype", "rope_parameters", "id2label")}
+    assert models.make(models.LLAMA_8B, **noise).num_parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize(("family", "key"), DIMENSIONS)
+def test_a_missing_dimension_is_named(family: str, key: str) -> None:
+    with pytest.raises(InputError, match=key):
+        models.make(models.FAMILY_CONFIGS[family], **{key: None})
+
+
+@pytest.mark.parametrize(("family", "key"), DIMENSIONS)
+@pytest.mark.parametrize(
+    "value",
+    ["4096", [4096], {"a": 1}, True, 0, -1, 1.5, float("nan"), float("inf"), -float("inf"), 10**400, 1 << 40],
+    ids=["text", "list", "object", "bool", "zero", "negative", "fraction", "nan", "inf", "-inf", "enormous", "huge"],
+)
+def test_a_dimension_that_is_none_is_refused_by_name(family: str, key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=key) as caught:
+        models.make(models.FAMILY_CONFIGS[family], **{key: value})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_whole_number_written_as_a_float_is_one() -> None:
+    assert models.make(models.LLAMA_8B, hidden_size=4096.0).num_parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"num_key_value_heads": 5}, "32 attention heads are not a multiple of 5"),
+        ("llama", {"num_key_value_heads": 0}, "num_key_value_heads"),
+        ("llama", {"hidden_size": 4100}, "hidden_size 4100 is not a multiple of num_attention_heads 32"),
+        ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ("llama", {"attention_bias": 1}, "attention_bias must be true or false"),
+        ("llama", {"hidden_act": "snake"}, "hidden_act must be one of"),
+        ("llama", {"hidden_act": 3}, "hidden_act"),
+        ("llama", {"attention_dropout": 1.5}, "attention_dropout must be a number from 0 to 1"),
+        ("llama", {"attention_dropout": "0.1"}, "attention_dropout"),
+        ("llama", {"num_hidden_layers": 1 << 17}, "num_hidden_layers"),
+        ("llama", {"head_dim": -4}, "head_dim"),
+        ("llama", {"max_position_embeddings": 0}, "max_position_embeddings"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        ("mistral", {"sliding_window": "4096"}, "sliding_window"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must be a list of 28 names"),
+        ("qwen2", {"layer_types": ["linear_attention"] * 28}, "layer_types"),
+        ("qwen2", {"layer_types": "full_attention"}, "layer_types"),
+        ("qwen2", {"layer_types": [["full_attention"]] * 28}, "layer_types"),
+        ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping"),
+        ("gpt2", {"n_embd": 770}, "n_embd 770 is not a multiple of n_head 12"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("gpt2", {"resid_pdrop": -0.1}, "resid_pdrop"),
+        ("gpt_neox", {"rotary_pct": 2}, "rotary_pct"),
+        ("gpt_neox", {"hidden_size": 2050}, "hidden_size 2050"),
+        ("bert", {"position_embedding_type": "relative_key"}, "absolute positions"),
+        ("bert", {"type_vocab_size": 0}, "type_vocab_size"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_in_words(family: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        models.make(models.FAMILY_CONFIGS[family], **changes)
+
+
+@pytest.mark.parametrize("value", ["abc", [1], {"a": 1}, float("nan"), float("inf"), -1, 7, True])
+def test_a_rotary_share_within_rope_parameters_is_checked_too(value: Any) -> None:
+    with pytest.raises(InputError, match="partial_rotary_factor"):
+        models.make(models.PYTHIA_1B, rotary_pct=None, rope_parameters={"rope_type": "default", "partial_rotary_factor": value})
+
+
+def test_the_older_and_the_newer_key_of_the_rotary_share_may_stand_together() -> None:
+    both = models.make(models.PYTHIA_1B, rotary_pct=0.5, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5})
+    assert both.rotary_dim == models.make(models.PYTHIA_1B, rotary_pct=0.5).rotary_dim == 128
+
+
+@pytest.mark.parametrize(("name", "close"), [("lama", "llama"), ("qwen-2", "qwen2"), ("gpt-neox", "gpt_neox"), ("gemma3", "gemma2")])
+def test_an_unknown_architecture_names_the_nearest_and_what_would_help(name: str, close: str) -> None:
+    with pytest.raises(UnknownArchitectureError, match=f"'{name}' is not known .did you mean.*'{close}'") as caught:
+        models.make({**models.LLAMA_8B, "model_type": name})
+    for word in ("--layers", "--hidden", "--params"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["llama"], {"a": 1}, True])
+def test_a_config_without_a_model_type_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match="model_type"):
+        build_model({**models.LLAMA_8B, "model_type": value}, name="t", source="t")
+
+
+def test_a_long_model_type_is_cut_in_the_message() -> None:
+    with pytest.raises(UnknownArchitectureError) as caught:
+        models.make({**models.LLAMA_8B, "model_type": "x" * 5000})
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("quantization", "found"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "awq", "w_bit": 4}, "int4"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, "nf4-dq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8}}}}, "fp8"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int", "num_bits": 4}}}}, "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+    ],
+)  # fmt: skip
+def test_quantised_checkpoints(quantization: dict[str, Any], found: str) -> None:
+    model = models.make(models.LLAMA_8B, quantization_config=quantization)
+    assert model.facts["quantization"] == found
+    assert model.num_parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "aqlm"},
+        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "gptq", "bits": [4]},
+        {"quant_method": ["gptq"]},
+        {},
+        {"quant_method": "compressed-tensors"},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int", "num_bits": 2}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": [], "num_bits": {}}}}},
+        {"quant_method": "compressed-tensors", "config_groups": [1]},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        "int4",
+        4,
+        [],
+    ],
+)
+def test_other_quantisation_is_refused_by_name(quantization: Any) -> None:
+    with pytest.raises(InputError, match="quantization_config"):
+        models.make(models.LLAMA_8B, quantization_config=quantization)
+
+
+@pytest.mark.parametrize(
+    ("stated", "dtype"),
+    [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("int4", None), (7, None)],
+)
+def test_the_checkpoints_format(stated: Any, dtype: str | None) -> None:
+    assert models.make(models.LLAMA_8B, dtype=stated).dtype == dtype
+    assert models.make(models.LLAMA_8B, dtype=None, torch_dtype=stated).dtype == dtype
+
+
+def test_labels_come_from_id2label_then_num_labels_then_two() -> None:
+    def rows(**keys: Any) -> int:
+        model = models.make(models.LLAMA_8B, head="LlamaForSequenceClassification", **keys)
+        return (model.num_parameters - models.make(models.LLAMA_8B, head="LlamaModel").num_parameters) // 4096
+
+    assert rows() == 2
+    assert rows(num_labels=7) == 7
+    assert rows(id2label={"0": "a", "1": "b", "2": "c"}) == 3
+
+
+def test_the_view_takes_note_of_each_key_it_reads() -> None:
+    view = ConfigView({"a": 1, "b": 2, "model_type": "x"}, "t")
+    view.size("a")
+    with pytest.raises(UnknownArchitectureError, match=r"t: b in the config of"):
+        view.finish()
+    view.size("b")
+    view.finish()
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 10**30), st.floats(), st.text(max_size=10), st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.sampled_from([10**400, -(10**400), [[]], {"a": {}}]),
+)  # fmt: skip
+READ_KEYS = sorted(
+    {
+        *(key for keys in REQUIRED.values() for key in keys), "num_key_value_heads", "head_dim", "hidden_act", "tie_word_embeddings",
+        "attention_bias", "mlp_bias", "attention_dropout", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+        "max_position_embeddings", "n_inner", "n_positions", "activation_function", "attn_pdrop", "rotary_pct", "use_parallel_residual",
+        "rope_parameters", "type_vocab_size", "position_embedding_type", "quantization_config", "dtype", "torch_dtype", "architectures",
+        "id2label", "num_labels", "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "model_type",
+        "classifier_dropout", "hidden_dropout", "hidden_dropout_prob",
+    }
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(st.sampled_from(READ_KEYS), JUNK, min_size=1, max_size=3),
+    st.sampled_from(["ForCausalLM", "ForTokenClassification", "ForSequenceClassification"]),
+)
+def test_a_broken_config_is_understood_or_refused_never_a_crash(family: str, changes: dict[str, Any], head: str) -> None:
+    try:
+        model = build_model({**models.FAMILY_CONFIGS[family], "architectures": ["X" + head], **changes}, name="t", source="t")
+    except MemfitError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
+        return
+    assert model.num_parameters > 0
+    assert 0 <= (model.rotary_dim or 0) <= model.head_dim
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(max_size=10), JUNK, max_size=6))
+def test_anything_else_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        build_model(config, name="t", source="t")
