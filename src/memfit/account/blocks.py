@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memfit.account.forms import ACTIVATIONS, TEMPORARY, ZERO, Form
 from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
 from memfit.kernels import KernelPolicy, Lowered, lower
-from memfit.model import PAIR, POSITION, POSITION_PAIR, Block, Model
+from memfit.model import PAIR, POSITION, POSITION_PAIR, Model
 from memfit.precision import DTYPE_BYTES
 
 
@@ -71,21 +71,20 @@ class Conditions(NamedTuple):
 @lru_cache(maxsize=1024)
 def _measured(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     """A block that autograd records. The optimizer and checkpointing of the job change nothing here."""
-    one = model.segments[segment]
-    lowered = _lowered(one.blocks[place], conditions)
-    return measure(
-        lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=one.role == "head"
-    )
+    lowered = _lowered(model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype)
+    is_last = model.segments[segment].role == "head"
+    return measure(lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
 
 
 @lru_cache(maxsize=1024)
 def _measured_bare(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     """A block whose forward runs without autograd: under a checkpoint."""
-    return measure_forward(_lowered(model.segments[segment].blocks[place], conditions))
+    return measure_forward(_lowered(model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype))
 
 
-def _lowered(block: Block, conditions: Conditions) -> Lowered:
-    return lower(block, conditions.kernels, input_requires_grad=conditions.requires_grad, input_dtype=conditions.dtype)
+@lru_cache(maxsize=16)
+def _lowered(model: Model, segment: int, place: int, kernels: KernelPolicy, requires_grad: bool, dtype: str) -> Lowered:
+    return lower(model.segments[segment].blocks[place], kernels, input_requires_grad=requires_grad, input_dtype=dtype)
 
 
 def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpointed: bool) -> tuple[list[Run], Conditions]:

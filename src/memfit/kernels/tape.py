@@ -115,29 +115,37 @@ class Tape:
         view_gradient: bool = False,
     ) -> None:
         """Append a node; outputs require a gradient if an input or a parameter does, and only then is anything saved."""
-        index = len(self.nodes)
+        nodes, first, last = self.nodes, self.first, self.last
+        index = len(nodes)
         requires = bool(weight_grads)
         for one in inputs:
+            storage = one.storage
+            last[storage] = index
+            if first[storage] < 0:
+                first[storage] = index
             if one.requires_grad:
                 requires = True
-            self.last[one.storage] = index
-            if self.first[one.storage] < 0:
-                self.first[one.storage] = index
         requires = requires and self.grad
         for one in outputs:
+            storage = one.storage
+            last[storage] = index
+            if first[storage] < 0:
+                first[storage] = index
             if requires:
                 one.requires_grad = True
-            self.last[one.storage] = index
-            if self.first[one.storage] < 0:
-                self.first[one.storage] = index
-        kept = tuple([one.storage for one in saved]) if requires else ()
-        self.nodes.append(
-            Node(inputs, outputs, kept, alias, weight_grads if requires else (), scratch, backward_scratch, view_gradient)
-        )
+        if requires:
+            kept = tuple([one.storage for one in saved])
+            nodes.append(Node(inputs, outputs, kept, alias, weight_grads, scratch, backward_scratch, view_gradient))
+        else:
+            nodes.append(Node(inputs, outputs, (), alias, (), scratch, backward_scratch, view_gradient))
 
     def promote(self, *tensors: Tensor) -> str:
         """The format of an element-wise result: the widest of its inputs'."""
-        return max((one.dtype for one in tensors), key=_PROMOTION.__getitem__)
+        widest = tensors[0].dtype
+        for one in tensors[1:]:
+            if _PROMOTION[one.dtype] > _PROMOTION[widest]:
+                widest = one.dtype
+        return widest
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """`x.to(dtype)`: x itself when it already has the format. Saves nothing."""

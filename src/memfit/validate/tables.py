@@ -21,19 +21,22 @@ class Tables:
     more: Mapping[str, Any]
 
 
+def _rounded(value: float, digits: int) -> float:
+    """Rounded, without a negative zero."""
+    return round(value, digits) + 0.0
+
+
 def group_row(group: Group) -> dict[str, Any]:
     """One group: errors in percent, rounded to what a reader can use."""
     coverage = group.coverage
     return {
-        "kind": group.kind,
-        "group": group.title,
+        "group": group.name,
         "metric": group.metric,
         "rows": len(group.rows),
-        "mean_percent": round(group.mean_percent, 4),
-        "median_percent": round(group.median_percent, 4),
-        "p90_percent": round(group.p90_percent, 4),
-        "worst_percent": round(group.worst_percent, 4),
-        "bias_percent": round(group.bias_percent, 4),
+        "median_percent": _rounded(group.median_percent, 4),
+        "p90_percent": _rounded(group.p90_percent, 4),
+        "worst_percent": _rounded(group.worst_percent, 4),
+        "bias_percent": _rounded(group.bias_percent, 4),
         "in_interval": f"{coverage[0]} of {coverage[1]}" if coverage else None,
     }
 
@@ -41,11 +44,11 @@ def group_row(group: Group) -> dict[str, Any]:
 def worst_row(group: Group, row: Row) -> dict[str, Any]:
     """One row with its group; parameters are counts, not bytes, and never among the worst unless wrong."""
     return {
-        "group": group.title,
+        "group": group.name,
         "row": row.id,
         "measured_bytes": row.measured,
         "predicted_bytes": row.predicted,
-        "error_percent": round(row.error_percent, 2),
+        "error_percent": _rounded(row.error_percent, 2),
         "why": row.note,
     }
 
