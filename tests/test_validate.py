@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from memfit.errors import InputError, UsageError
 from memfit.job import FineTuning, Inference, Training
 from memfit.validate import Group, LeftOut, Outcome, Report, Row, corpus, docs, run, serving, tables, text, traces, training
@@ -141,10 +142,24 @@ def test_an_unknown_architecture_is_left_out_by_name() -> None:
 
 def stated(**change: Any) -> dict[str, Any]:
     made = {
-        "id": "litgpt-x", "model": "llama-2-7b", "mode": "LoRA", "precision": "bf16-true", "optimizer": "torch.optim.AdamW", "micro_batch": 2,
-        "seq_len": 512, "grad_accum": 4, "lora": {"rank": 32, "targets": ["query", "mlp", "head"]}, "framework": "LitGPT",
-        "metric": "peak_allocated", "value": 19.77, "unit": "GB (1e9)", "notes": "", "source": "s", "config": "meta-llama/Llama-2-7b-hf", "on": "a10g",
-    }  # fmt: skip
+        "id": "litgpt-x",
+        "model": "llama-2-7b",
+        "mode": "LoRA",
+        "precision": "bf16-true",
+        "optimizer": "torch.optim.AdamW",
+        "micro_batch": 2,
+        "seq_len": 512,
+        "grad_accum": 4,
+        "lora": {"rank": 32, "targets": ["query", "mlp", "head"]},
+        "framework": "LitGPT",
+        "metric": "peak_allocated",
+        "value": 19.77,
+        "unit": "GB (1e9)",
+        "notes": "",
+        "source": "s",
+        "config": "meta-llama/Llama-2-7b-hf",
+        "on": "a10g",
+    }
     made.update(change)
     return {key: value for key, value in made.items() if value is not None}
 

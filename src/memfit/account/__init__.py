@@ -3,7 +3,7 @@
 `resolve` fills in a job, `estimate` gives the memory of its ranks.
 """
 
-from memfit.account.engine import compile_job, estimate
+from memfit.account.engine import compile_job, estimate, least_bytes
 from memfit.account.resolve import Resolved, resolve
 
-__all__ = ["Resolved", "compile_job", "estimate", "resolve"]
+__all__ = ["Resolved", "compile_job", "estimate", "least_bytes", "resolve"]

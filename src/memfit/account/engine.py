@@ -14,8 +14,8 @@ from memfit.account.overheads import Overhead
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
 from memfit.account.resolve import runtime_of
 from memfit.account.serving import ServingPolicy, compile_serving
-from memfit.account.states import find_optimizer, state_bytes, tensors_of, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_training
+from memfit.account.states import Optimizer, find_optimizer, state_bytes, tensors_of, trained_tensors
+from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import Adapter, KernelPolicy
 from memfit.model import Model
@@ -34,6 +34,7 @@ class Compiled(NamedTuple):
     step: Numbers
     workspace: Overhead
     host_bytes: int
+    optimizer: Optimizer | None = None
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +73,8 @@ def compile_job(job: Job) -> Compiled:
     return _compile_training(job, workload)
 
 
-def _compile_training(job: Job, workload: Training) -> Compiled:
+def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
+    """What decides the kernels and the step of a training job."""
     seq = workload.seq or 1
     optimizer_name = workload.optimizer if workload.optimizer != "adamw" else runtime_of(job).adamw
     method = workload.method if isinstance(workload, FineTuning) else "full"
@@ -98,18 +100,23 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
         one_sequence=workload.attention == "eager" and workload.batch == 1,
         device_capability=_capability(job),
     )
-    workspace = _workspace(job, training=True)
-    optimizer = find_optimizer(optimizer_name)
     policy = TrainingPolicy(
-        optimizer=optimizer,
+        optimizer=find_optimizer(optimizer_name),
         checkpointed=workload.checkpointing == "full",
         outputs_kept=workload.outputs == "kept",
         gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
-        workspace=workspace.bytes,
+        workspace=_workspace(job, training=True).bytes,
     )
+    return kernels, policy
+
+
+def _compile_training(job: Job, workload: Training) -> Compiled:
+    kernels, policy = _training_policies(job, workload)
+    seq = workload.seq or 1
     numbers = Numbers(workload.batch, seq, seq)
-    host = _host_states(job.model, kernels, optimizer_name) if optimizer.paged else 0
-    return Compiled(_training_profile(job.model, kernels, policy), kernels, numbers, numbers, workspace, host)
+    host = _host_states(job.model, kernels, policy.optimizer.name) if policy.optimizer.paged else 0
+    profile = _training_profile(job.model, kernels, policy)
+    return Compiled(profile, kernels, numbers, numbers, _workspace(job, training=True), host, policy.optimizer)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
@@ -138,6 +145,17 @@ def _compile_inference(job: Job, workload: Inference) -> Compiled:
         workspace,
         0,
     )
+
+
+def least_bytes(job: Job) -> int:
+    """A lower bound of the device peak that needs no profile: weights, optimizer states and gradients of a training job.
+
+    0 for inference, whose estimates are cheap. Without a compilation it rules out alternatives that cannot fit.
+    """
+    if isinstance(job.workload, Inference):
+        return 0
+    kernels, policy = _training_policies(job, job.workload)
+    return resident_bytes(job.model, kernels, policy)
 
 
 class _Binding(NamedTuple):

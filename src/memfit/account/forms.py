@@ -11,8 +11,8 @@ Form = dict[int, int]
 """Slot -> bytes. Treated as immutable: every operation returns a new one."""
 
 ZERO: Form = {}
-STRIDE = 64
-"""Slots per component: the fixed axes, and one for each sliding window."""
+STRIDE = 16
+"""Slots per component: the fixed axes, and one for each distinct sliding window."""
 
 ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, WEIGHTS, OPTIMIZER_STATES, INPUTS, WORKSPACE, KV_CACHE = (
     COMPONENTS.index(name) * STRIDE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memfit.account.states import BLOCKWISE_BLOCK, find_optimizer
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
@@ -29,14 +30,14 @@ def _gradients(job: Job, compiled: Compiled) -> str:
 
 
 def _optimizer(job: Job, compiled: Compiled) -> str:
-    workload = job.workload
+    workload, kernels = job.workload, compiled.kernels
     assert isinstance(workload, Training)
-    what = "adapters" if compiled.kernels.adapter else f"{job.model.num_parameters:,}"
-    states = {"sgd": "0", "sgd-momentum": "1", "adamw-8bit": "2 x (1 + 4/256) B", "paged-adamw-8bit": "2 x (1 + 4/256) B"}.get(
-        workload.optimizer
-    )
-    element = DTYPE_BYTES[compiled.kernels.adapter.dtype if compiled.kernels.adapter else compiled.kernels.precision.weight]
-    return f"{what} x {states or f'2 x {element} B'} ({workload.optimizer})"
+    optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
+    what = "adapters" if kernels.adapter else f"{job.model.num_parameters:,}"
+    element = DTYPE_BYTES[kernels.adapter.dtype if kernels.adapter else kernels.precision.weight]
+    element = element if optimizer.state_bytes is None else optimizer.state_bytes
+    each = f"({element} + 4/{BLOCKWISE_BLOCK}) B" if optimizer.blockwise else f"{element} B"
+    return f"{what} x {optimizer.states} x {each} ({optimizer.name})"
 
 
 def _activations(job: Job, compiled: Compiled) -> str:
@@ -70,6 +71,12 @@ def _cache(job: Job, compiled: Compiled) -> str:
 
 
 def _temporary(job: Job, compiled: Compiled) -> str:
+    """What the binding phase needs beside: named where it is one thing."""
+    workload = job.workload
+    if isinstance(workload, Training):
+        optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
+        if optimizer.foreach_tensors:
+            return "working tensors of the operation that runs; in the step a copy of what is trained (foreach)"
     return "working tensors of the operation that runs at the peak"
 
 

@@ -221,6 +221,13 @@ def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
     return _Totals({WEIGHTS + ONCE: weights}, trained, {GRADIENTS + ONCE: gradient_bytes(trained)}, _inputs(model))
 
 
+def resident_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> int:
+    """Weights, optimizer states and gradients: what an optimizer step holds at the least."""
+    totals = _totals(model, kernels)
+    states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
+    return totals.weights[WEIGHTS + ONCE] + totals.gradients[GRADIENTS + ONCE] + states
+
+
 def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     """The profile of a training step."""
     step = _step(model, kernels, policy.step)

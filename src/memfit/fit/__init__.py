@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memfit.account import Resolved
+from memfit.account import Resolved, least_bytes
 from memfit.account import estimate as real_estimate
 from memfit.account import resolve as real_resolve
 from memfit.fit.advise import next_steps, verify, warnings
@@ -34,7 +34,7 @@ def judge_estimate(asked: Job, resolved: Resolved, estimate: EstimateFunction) -
     current = estimate(job)
     verdict = judge(job, current)
     limits = solve_limits(job, estimate, current)
-    ladder = climb(job, estimate, current)
+    ladder = climb(job, estimate, current, least_bytes if estimate is real_estimate else None)
     devices = smallest_devices(job, estimate, current.peak.device_bytes) if job.cluster is None else ()
     given = [Warning(code=code, text=text) for code, text in resolved.warnings]
     return Answer(

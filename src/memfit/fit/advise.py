@@ -28,7 +28,9 @@ def warnings(job: Job, estimate: EstimateFunction, current: Estimate, verdict: V
     """What the user should know before trusting the answer to a resolved job."""
     found = [_beyond_positions(job), _tight(job, current, verdict)]
     if isinstance(job.workload, Training):
-        found += [_first_step(current), _padding(job, estimate, current), _short_sequence(job)]
+        found += [_first_step(current), _short_sequence(job)]
+        if verdict is None or verdict.fits != "no":
+            found.append(_padding(job, estimate, current))
     return tuple(one for one in found if one is not None)
 
 

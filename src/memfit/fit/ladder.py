@@ -17,6 +17,8 @@ from memfit.job import Job
 from memfit.records import Record
 from memfit.units import format_gib
 
+LeastFunction = Callable[[Job], int]
+
 MOST_SHOWN = 10
 """Recommendations in an answer: a combination and each lever alone."""
 
@@ -62,8 +64,11 @@ class Ladder(Record):
     """Every lever alone, in order of cost."""
 
 
-def climb(job: Job, estimate: EstimateFunction, current: Estimate) -> Ladder:
-    """The ladder of a resolved job whose estimate is `current`."""
+def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastFunction | None = None) -> Ladder:
+    """The ladder of a resolved job whose estimate is `current`.
+
+    `least`: a cheap lower bound of a job's peak; sets that it rules out need no estimate.
+    """
     fits = job_fits(current.peak, job)
     levers = levers_for(job)
     if fits == "yes":
@@ -76,22 +81,31 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate) -> Ladder:
         return Ladder(recommendations=_shown(_worth(singles, current), current), best=None, trials=tuple(singles))
     fitting = [trial for trial in singles if trial.fits == "yes"]
     if fitting:
-        first = _without_changing_the_task(job, estimate, levers) if fitting[0].levers[0].changes_task else None
+        first = _without_changing_the_task(job, estimate, levers, least) if fitting[0].levers[0].changes_task else None
         best = first or fitting[0]
         others = [trial for trial in _worth(singles, current) if trial.fits != "yes"]
         shown = [*([first] if first else []), *fitting, *others]
         return Ladder(recommendations=_shown(shown, current), best=best, trials=tuple(singles))
-    return _combine(job, estimate, current, levers, singles)
+    return _combine(job, estimate, current, levers, singles, least)
 
 
-def _without_changing_the_task(job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> Trial | None:
+def _without_changing_the_task(
+    job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
+) -> Trial | None:
     """A combination of levers that leave the task as it is, if one fits: better than one lever that does not."""
-    return _cheapest_set(job, estimate, [lever for lever in levers if not lever.changes_task])[0]
+    return _cheapest_set(job, estimate, [lever for lever in levers if not lever.changes_task], least)[0]
 
 
-def _combine(job: Job, estimate: EstimateFunction, current: Estimate, levers: Sequence[Lever], singles: list[Trial]) -> Ladder:
+def _combine(
+    job: Job,
+    estimate: EstimateFunction,
+    current: Estimate,
+    levers: Sequence[Lever],
+    singles: list[Trial],
+    least: LeastFunction | None,
+) -> Ladder:
     """When no lever alone is enough."""
-    together, seen = _cheapest_set(job, estimate, levers)
+    together, seen = _cheapest_set(job, estimate, levers, least)
     worth = _worth(singles, current)
     if together is not None:
         return Ladder(recommendations=_shown([together, *worth], current), best=together, trials=tuple(singles))
@@ -103,7 +117,9 @@ def _combine(job: Job, estimate: EstimateFunction, current: Estimate, levers: Se
     return Ladder(recommendations=_shown([closest, *rest], current), best=None, closest=closest, trials=tuple(singles))
 
 
-def _cheapest_set(job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> tuple[Trial | None, list[Trial]]:
+def _cheapest_set(
+    job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
+) -> tuple[Trial | None, list[Trial]]:
     """The set that fits and whose dearest lever is as cheap as possible, stripped; and the sets that were looked at.
 
     A lever only ever frees memory, so when all levers up to one cost do not fit, no combination of them does. Levers that may
@@ -113,6 +129,8 @@ def _cheapest_set(job: Job, estimate: EstimateFunction, levers: Sequence[Lever])
 
     def fits_up_to(count: int) -> bool:
         if count not in seen:
+            if count < len(levers) and _hopeless(_strongest_of_each_group(levers[:count]), job, least):
+                return False
             seen[count] = _try(_strongest_of_each_group(levers[:count]), job, estimate, solve=False)
         return seen[count].fits == "yes"
 
@@ -154,6 +172,14 @@ def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequen
     return _try(tuple(chosen), job, estimate)
 
 
+def _hopeless(levers: tuple[Lever, ...], job: Job, least: LeastFunction | None) -> bool:
+    """Whether what is always there is too much already."""
+    if least is None or job.cluster is None:
+        return False
+    edited = _applied(levers, job, {})[0]
+    return least(edited) > job.cluster.usable_bytes
+
+
 def _strongest_of_each_group(levers: Sequence[Lever]) -> tuple[Lever, ...]:
     last = {lever.group: lever for lever in levers}
     return tuple(lever for lever in levers if last[lever.group] is lever)
@@ -182,7 +208,13 @@ def _try(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, solve:
 
 
 def _with_values(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, values: dict[str, int]) -> Trial:
-    """The trial with levers on a number at given values, or at their strongest.
+    """The trial with levers on a number at given values, or at their strongest."""
+    edited, steps = _applied(levers, job, values)
+    return Trial(levers=tuple(lever for lever, _, _ in steps), job=edited, estimate=estimate(edited), steps=tuple(steps))
+
+
+def _applied(levers: tuple[Lever, ...], job: Job, values: dict[str, int]) -> tuple[Job, list[tuple[Lever, Job, Job]]]:
+    """The edited job, and each lever with the job before and after it.
 
     Dearest first: what a dear lever makes pointless (16-bit weights under adapters) does not apply any more and is left out.
     """
@@ -195,7 +227,7 @@ def _with_values(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction
         edited = lever.edit(before) if value is None or lever.edit_to is None else lever.edit_to(before, value)
         steps.append((lever, before, edited))
     steps.reverse()
-    return Trial(levers=tuple(lever for lever, _, _ in steps), job=edited, estimate=estimate(edited), steps=tuple(steps))
+    return edited, steps
 
 
 def _saved(current: Estimate, trial: Trial) -> int:

@@ -108,10 +108,10 @@ def _workload(answer: Answer) -> dict[str, Any]:
 
 
 def _runtime(name: str | None) -> dict[str, Any]:
-    from memfit.runtimes import DEFAULT_RUNTIME
+    from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES
 
     base, _, release = (name or DEFAULT_RUNTIME.name).partition("@")
-    return {"name": base, "version": release or None}
+    return {"name": base, "version": release or RUNTIMES[base].version}
 
 
 def _device(cluster: Cluster) -> dict[str, Any]:

@@ -7,6 +7,6 @@ and estimated. Nothing here reaches into the account's private parts, and no num
 from __future__ import annotations
 
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
-from memfit.validate.run import run
+from memfit.validate.runner import run
 
 __all__ = ["Group", "LeftOut", "Outcome", "Report", "Row", "run"]

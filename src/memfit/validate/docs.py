@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from memfit.validate.report import Report
-from memfit.validate.run import NOTES, run
+from memfit.validate.runner import NOTES, run
 from memfit.validate.text import to_markdown
 
 PATH = os.path.join("docs", "accuracy.md")
@@ -53,6 +53,7 @@ No row of the corpus says anything about these; the figures rest on formulas and
 - optimizers in 8 bit and paged ones, `custom:` optimizers, gradients kept as zeros between steps, losses fused with
   the head;
 - QLoRA with a current bitsandbytes release, without the upcast of norms and embeddings;
+- whole steps of LoRA with checkpointing (their kept bytes are), and whole steps under autocast or with dropout;
 - kernels of devices before compute capability 8.0 (no FlashAttention), AMD, Intel, Apple, TPU and NPU devices;
 - FlashAttention with padded batches; 8-bit and NF4 weights, quantised caches, several sequences at once in inference;
 - models by their size or dimensions alone: their shapes are typical, not known, and their intervals are wide on

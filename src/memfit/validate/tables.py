@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.validate import run as runner
 from memfit.validate.report import Group, Report, Row
+from memfit.validate.runner import run as run_corpus
 from memfit.validate.text import WORST_ROWS, to_json
 
 
@@ -71,4 +71,4 @@ def tables_of(report: Report) -> Tables:
 
 def run() -> Tables:
     """Compare memfit with the whole corpus."""
-    return tables_of(runner())
+    return tables_of(run_corpus())

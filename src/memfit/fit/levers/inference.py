@@ -78,7 +78,9 @@ CONCURRENCY = Lever(
     edit=lambda job: with_number(job, "concurrency", 1),
     edit_to=lambda job, value: with_number(job, "concurrency", value),
     value=lambda job: _inference(job).concurrency,
-    change=lambda before, after: f"{_inference(after).concurrency:,} sequences at a time",
+    change=lambda before, after: (
+        f"{_inference(after).concurrency:,} sequence{'s' if _inference(after).concurrency > 1 else ''} at a time"
+    ),
     cost=_concurrency_cost,
     flags=lambda job: (f"--max-num-seqs {_inference(job).concurrency}",),
 )
