@@ -85,7 +85,7 @@ def test_values_of_the_training_answer() -> None:
     assert data["schema_version"] == 1
     assert data["model"]["parameters"] == data["model"]["trainable_parameters"] == 2**30
     assert data["workload"] | {"kind": "train", "batch": 1, "seq": 2048, "precision": "bf16-mixed"} == data["workload"]
-    assert data["runtime"] == {"name": "hf", "version": None}
+    assert data["runtime"] == {"name": "hf", "version": "5.24"}
     assert data["device"]["usable_bytes"] == 24 * GIB
     assert data["ranks"][0]["forward_end"] == {"kept_bytes": 6 * GIB, "allocated_bytes": 18 * GIB + (64 << 20)}
     assert data["peak"]["device_bytes"] == 19 * GIB

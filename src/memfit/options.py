@@ -13,6 +13,9 @@ from memfit.errors import UsageError, did_you_mean
 from memfit.records import Record, annotations_of
 from memfit.units import LARGEST, parse_count, parse_fraction, parse_size, parse_tokens
 
+LONGEST_SHOWN = 60
+"""Characters of what the user gave that a message repeats."""
+
 T = TypeVar("T", bound="Options")
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -23,6 +26,15 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 _JSON_TYPES = {"size": "integer", "count": "integer", "tokens": "integer", "fraction": "number", "number": "number",
                "text": "string", "choice": "string", "flag": "boolean"}  # fmt: skip
+
+
+def _shown(given: Any) -> str:
+    """What was given, as a message repeats it: never long."""
+    try:
+        text = repr(given)
+    except ValueError:  # an integer of more digits than Python prints
+        return "so large a number"
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
 class Option(Record):
@@ -60,12 +72,12 @@ class Option(Record):
         if self.kind in ("choice", "text"):
             return self._parse_text(raw)
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-            raise UsageError(f"{self.flag} takes a {self.kind}, not {raw!r}")
+            raise UsageError(f"{self.flag} takes a {self.kind}, not {_shown(raw)}")
         if isinstance(raw, str):
             value = self._parse_number(raw)
         elif isinstance(raw, float) and self.kind not in ("number", "fraction"):
             if not raw.is_integer():
-                raise UsageError(f"{self.flag} takes a whole number, not {raw!r}")
+                raise UsageError(f"{self.flag} takes a whole number, not {_shown(raw)}")
             value = int(raw)
         else:
             value = raw
@@ -79,13 +91,13 @@ class Option(Record):
             return True
         if isinstance(raw, str) and raw.lower() in ("false", "no", "off", "0"):
             return False
-        raise UsageError(f"{self.flag} takes true or false, not {raw!r}")
+        raise UsageError(f"{self.flag} takes true or false, not {_shown(raw)}")
 
     def _parse_text(self, raw: Any) -> str:
         if isinstance(raw, int) and not isinstance(raw, bool):
             raw = str(raw)
         if not isinstance(raw, str):
-            raise UsageError(f"{self.flag} takes a text, not {raw!r}")
+            raise UsageError(f"{self.flag} takes a text, not {_shown(raw)}")
         text = raw.strip()
         if self.kind == "text":
             return text
@@ -93,17 +105,17 @@ class Option(Record):
         lowered = self.choice_aliases.get(lowered, lowered)
         if lowered in self.choices or (self.pattern and lowered.startswith(self.pattern)):
             return lowered
-        hint = did_you_mean(text, [*self.choices, *self.choice_aliases])
-        raise UsageError(f"{self.flag} does not know {text!r}{hint}; it takes {', '.join(self.choices)}")
+        hint = did_you_mean(text[:LONGEST_SHOWN], [*self.choices, *self.choice_aliases])
+        raise UsageError(f"{self.flag} does not know {_shown(text)}{hint}; it takes {', '.join(self.choices)}")
 
     def _parse_number(self, raw: str) -> float | int:
         if raw.strip().startswith("-"):
-            raise UsageError(f"{self.flag} cannot be negative ({raw.strip()})")
+            raise UsageError(f"{self.flag} cannot be negative ({raw.strip()[:LONGEST_SHOWN]})")
         if self.kind == "number":
             try:
                 return float(raw)
             except ValueError:
-                raise UsageError(f"{self.flag} takes a number, not {raw!r}") from None
+                raise UsageError(f"{self.flag} takes a number, not {_shown(raw)}") from None
         try:
             value: int | float = _PARSERS[self.kind](raw)
         except UsageError as error:
@@ -114,10 +126,10 @@ class Option(Record):
         if value != value:
             raise UsageError(f"{self.flag} takes a number, not {value}")
         if self.minimum is not None and value < self.minimum:
-            raise UsageError(f"{self.flag} must be at least {self.minimum:g}, not {value:g}")
+            raise UsageError(f"{self.flag} must be at least {self.minimum:g}, not {_shown(value)}")
         maximum = self.maximum if self.maximum is not None else LARGEST
         if value > maximum:
-            raise UsageError(f"{self.flag} must be at most {maximum:g}, not {value:g}")
+            raise UsageError(f"{self.flag} must be at most {maximum:g}, not {_shown(value)}")
 
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of this field's value."""
@@ -187,8 +199,8 @@ def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[
         if name not in options:
             if name in others:
                 continue
-            hint = did_you_mean(name, [*options, *others])
-            raise UsageError(f"unknown option {raw_name!r}{hint}")
+            hint = did_you_mean(name[:LONGEST_SHOWN], [*options, *others])
+            raise UsageError(f"unknown option {_shown(raw_name)}{hint}")
         if raw is not None:
             parsed[name] = options[name].parse(raw)
     return cls(**parsed)

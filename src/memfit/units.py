@@ -63,9 +63,9 @@ def parse_fraction(text: str) -> float:
     try:
         value = float(stripped[:-1]) / 100 if stripped.endswith("%") else float(stripped)
     except ValueError:
-        raise UsageError(f"cannot read {text!r} as a share: write it like 10% or 0.1") from None
+        raise UsageError(f"cannot read {text[:60]!r} as a share: write it like 10% or 0.1") from None
     if not 0 <= value < 1:
-        raise UsageError(f"a share must be at least 0 and below 1 (100%), not {text!r}")
+        raise UsageError(f"a share must be at least 0 and below 1 (100%), not {text[:60]!r}")
     return value
 
 

@@ -36,6 +36,11 @@ class Compiled(NamedTuple):
     host_bytes: int
     optimizer: Optimizer | None = None
 
+    @property
+    def adapters(self) -> bool | None:
+        """`None` without adapters, else whether their base is quantised."""
+        return None if self.kernels.adapter is None else self.kernels.quantized is not None
+
 
 @lru_cache(maxsize=256)
 def _training_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
@@ -233,7 +238,7 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
     uncertainty = job.model.relative_uncertainty
     for name, value in at_peak.items():
         if name != "workspace":
-            low, high = bounds(name, value, uncertainty)
+            low, high = bounds(name, value, uncertainty, compiled.adapters)
             if low != high:  # an exact component adds nothing to the sum's error
                 parts.append((value, low, high))
     reserved = binding.allocated + outside["fragmentation"].bytes
@@ -302,7 +307,7 @@ def _details(
         if overhead is not None:
             low, high, basis = overhead.low, overhead.high, "assumed" if overhead.low != overhead.high else "exact"
         else:
-            low, high = bounds(name, value, uncertainty)
+            low, high = bounds(name, value, uncertainty, compiled.adapters)
             basis = "assumed" if uncertainty else WIDTHS[name].basis
         now = outside[name].bytes if name in outside else at_peak.get(name, 0)
         table.append(

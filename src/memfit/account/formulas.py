@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memfit.account.overheads import FRAGMENTATION_SHARE
 from memfit.account.states import BLOCKWISE_BLOCK, find_optimizer
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
@@ -96,7 +97,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "workspace": lambda job, compiled: "cuBLAS, one per thread",
     "context": lambda job, compiled: "driver context with loaded kernels",
     "fragmentation": lambda job, compiled: (
-        "6 % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
+        f"{FRAGMENTATION_SHARE[1]} % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
     ),
 }
 

@@ -30,6 +30,13 @@ WIDTHS = {
 }
 """By component; context, workspace and fragmentation carry their own bounds (`account.overheads`)."""
 
+ADAPTER_WIDTHS = {False: (5, 20), True: (5, 60)}
+"""Percent below and above for activations, logits and temporaries beside adapters, over a 16-bit and over a quantised base.
+
+Published LoRA and QLoRA runs differ in what their programs do beside the model: copies of shifted logits, the upcast of norms and
+head for k-bit training, inputs kept by older 4-bit kernels. The residuals stand in docs/accuracy.md.
+"""
+
 SAFE_OVER_HIGH_PERCENT = 142
 """The one-sided 99 % bound lies 2.326 / 1.645 times as far out as the two-sided 90 % bound (normal errors)."""
 
@@ -40,10 +47,15 @@ COUNT_CERTAINTY = 5
 """How much surer a stated number of parameters is than dimensions typical for it: models sold as 70B have 68.98B to 72.7B."""
 
 
-def bounds(name: str, value: int, model_uncertainty: float) -> tuple[int, int]:
-    """Low and high of one component; an uncertain model widens all that follow from it."""
+def bounds(name: str, value: int, model_uncertainty: float, adapters: bool | None = None) -> tuple[int, int]:
+    """Low and high of one component; an uncertain model widens all that follow from it.
+
+    `adapters`: `None` without, else whether their base is quantised.
+    """
     width = WIDTHS[name]
     below, above = width.below, width.above
+    if adapters is not None and width.basis == "modelled":
+        below, above = ADAPTER_WIDTHS[adapters]
     if model_uncertainty:
         extra = round(model_uncertainty * 100 / (COUNT_CERTAINTY if name in FROM_THE_COUNT else 1))
         below, above = min(below + extra, 100), above + extra

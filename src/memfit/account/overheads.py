@@ -55,11 +55,11 @@ def context(device: Device | None) -> Overhead:
     )
 
 
-FRAGMENTATION_SHARE = (0, 6, 20)
+FRAGMENTATION_SHARE = (0, 10, 35)
 """Percent of what comes and goes (not weights, states, cache) that the allocator reserves beyond it: low, expected, high."""
 FRAGMENTATION_SOURCE = (
-    "assumed: blocks are rounded to 2 MiB and split remainders stay; 3 to 8 % is usual, below 2 % with expandable_segments, "
-    "and public pairs of active and reserved memory reach 20 %"
+    "assumed: blocks are rounded to 2 MiB and split remainders stay; below 2 % with expandable_segments, 12 to 27 % in published "
+    "Trainer runs that give allocated and device memory"
 )
 
 

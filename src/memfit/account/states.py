@@ -86,11 +86,16 @@ def find_optimizer(text: str) -> Optimizer:
     values = {"states": -1, "bytes": -1}
     for part in text.removeprefix("custom:").split(","):
         key, _, value = part.partition("=")
-        if key.strip() not in values or not value.strip().isdigit() or int(value) > 64:
-            raise UsageError(f"--optimizer {text!r}: write it like custom:states=2,bytes=4 (whole numbers up to 64)")
+        if (
+            key.strip() not in values
+            or not (value.strip().isascii() and value.strip().isdecimal())
+            or len(value) > 3
+            or int(value) > 64
+        ):
+            raise UsageError(f"--optimizer {text[:60]!r}: write it like custom:states=2,bytes=4 (whole numbers up to 64)")
         values[key.strip()] = int(value)
     if min(values.values()) < 0:
-        raise UsageError(f"--optimizer {text!r} needs both states and bytes: custom:states=2,bytes=4")
+        raise UsageError(f"--optimizer {text[:60]!r} needs both states and bytes: custom:states=2,bytes=4")
     return Optimizer(text, values["states"], values["bytes"], source="as given")
 
 
@@ -140,7 +145,7 @@ def trained_tensors(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Tr
     if policy.adapter is not None:
         return adapters(tensors, policy)
     dtype = policy.precision.weight
-    return [Trained(parameter.num_elements, dtype, repeat, parameter.role) for parameter, repeat in tensors]
+    return [Trained(one.num_elements, dtype, repeat, one.role) for one, repeat in tensors if one.role != "unused"]
 
 
 def gradient_bytes(trained: Iterable[Trained]) -> int:

@@ -46,9 +46,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     if hidden % heads:
         raise InputError(f"{config.name}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     ffn, vocab = config.size("intermediate_size"), config.size("vocab_size")
-    stated = config.rope_parameter("partial_rotary_factor")
-    share = config.probability("rotary_pct", 0.25) if stated is None else float(stated)
-    rotary_dim = int(hidden // heads * share)
+    rotary_dim = int(hidden // heads * config.rotary_share("rotary_pct", 0.25))
     dropout = config.probability("hidden_dropout", 0.0)
     num_layers = config.layers("num_hidden_layers")
     layer = _layer(config, hidden, heads, ffn, rotary_dim, dropout)

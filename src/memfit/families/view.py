@@ -143,10 +143,16 @@ class ConfigView:
                 raise self._refuse("layer_types", one, "full_attention or sliding_attention in each place")
         return list(raw)
 
-    def rope_parameter(self, key: str) -> Any:
-        """A value within `rope_parameters` (transformers 5)."""
-        raw = self._raw("rope_parameters")
-        return raw.get(key) if isinstance(raw, dict) else None
+    def rotary_share(self, key: str, default: float) -> float:
+        """The share of each head that is rotated: `rope_parameters.partial_rotary_factor` (transformers 5) or an older key."""
+        older = self.probability(key, default)
+        parameters = self._raw("rope_parameters")
+        stated = parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None
+        if stated is None:
+            return older
+        if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 <= stated <= 1:
+            raise self._refuse("rope_parameters.partial_rotary_factor", stated, "a number from 0 to 1")
+        return float(stated)
 
     def dtype(self) -> str | None:
         """The checkpoint's format: `dtype` or `torch_dtype`."""
@@ -214,10 +220,10 @@ def _compressed_tensors(raw: Mapping[str, Any]) -> str | None:
     if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
         return "fp8"
     groups = raw.get("config_groups")
-    kinds = set()
+    kinds: set[tuple[str, str]] = set()
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            kinds.add((weights.get("type"), weights.get("num_bits")))
-    known: dict[tuple[Any, Any], str] = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}
+            kinds.add((str(weights.get("type")), str(weights.get("num_bits"))))
+    known = {("float", "8"): "fp8", ("int", "8"): "int8", ("int", "4"): "int4"}
     return known.get(kinds.pop()) if len(kinds) == 1 else None

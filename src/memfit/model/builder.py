@@ -74,7 +74,7 @@ class BlockBuilder:
         made = self.linear(name, x, rows, bias=bias, split="vocab", tied_to=tied_to, role="head", kind="head")
         if second_bias:
             op = self._ops[-1]
-            self._ops[-1] = op._replace(parameters=(*op.parameters, Parameter(name + ".second_bias", (rows,), "bias")))
+            self._ops[-1] = op._replace(parameters=(*op.parameters, Parameter(name + ".second_bias", (rows,), "unused")))
         return made
 
     def rms_norm(self, name: str, x: Value, *, heads: int = 1, offset: bool = False) -> Value:

@@ -33,7 +33,10 @@ ACTIVATION_FUNCTIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "
 
 
 class Parameter(NamedTuple):
-    """One learned tensor. `role` is linear | embedding | norm | bias; only linear weights are quantised or adapted."""
+    """One learned tensor. `role`: linear, embedding, norm, bias, head, or unused (it gets no gradient).
+
+    Only linear weights are quantised or adapted.
+    """
 
     name: str
     shape: tuple[int, ...]
