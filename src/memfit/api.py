@@ -45,7 +45,7 @@ def load_model(
     if isinstance(source, Mapping):
         _refuse_both(given)
         name = source.get("_name_or_path") or source.get("model_type") or "model"
-        return build_model(source, name=str(name)[:200], source="a config given as a mapping", head=given.head)
+        return build_model(source, name=str(name)[:200], source="a config given as a mapping", head=given.head, image=given.image)
     text = os.fspath(source)
     if not isinstance(text, str):
         raise InputError("the path of a model is text, not bytes")
@@ -56,8 +56,8 @@ def load_model(
         # A size: dimensions beside it are those of a model of that size.
         return _model_without_config(given.replace(params=loaded.parameters))
     _refuse_both(given)
-    model = build_model(loaded.config, name=loaded.name, source=loaded.source, head=given.head)
-    words = (text,) if given.head is None else (text, "--head", given.head)
+    model = build_model(loaded.config, name=loaded.name, source=loaded.source, head=given.head, image=given.image)
+    words = (text, *_given_flags(Dimensions(head=given.head, image=given.image)))
     return _said_how(model, words, loaded.assumptions)
 
 
@@ -82,7 +82,7 @@ def _given_flags(dimensions: Dimensions) -> list[str]:
 
 
 def _refuse_both(dimensions: Dimensions) -> None:
-    flags = [word for word in _given_flags(dimensions.replace(head=None)) if word.startswith("--")]
+    flags = [word for word in _given_flags(dimensions.replace(head=None, image=None)) if word.startswith("--")]
     if flags:
         raise UsageError(f"a model was named, so {', '.join(flags)} cannot change it: leave out one or the other")
 

@@ -30,6 +30,8 @@ class Training(Options):
         group="workload", aliases=("per-device-train-batch-size", "micro-batch", "micro-batch-size", "batch-size"))
     seq: int | None = option(None, "Longest sequence of the run", kind="tokens", minimum=1, maximum=1 << 27, unit="tokens",
         group="workload", aliases=("seq-len", "seq-length", "max-seq-length", "sequence-length", "max-length"))
+    target_seq: int | None = option(None, "Longest target of an encoder-decoder", kind="tokens", minimum=1, maximum=1 << 27,
+        unit="tokens", group="workload", aliases=("max-target-length",))
     padding: str = option("none", "Whether batches carry an attention mask: any padding switches the attention kernel",
         kind="choice", choices=("none", "right"), group="workload")
     grad_accum: int = option(1, "Micro-batches per optimizer step", kind="tokens", minimum=1, maximum=1 << 20,
@@ -177,6 +179,8 @@ class Dimensions(Options):
     activation_elements: int | None = option(None, "Elements kept for backward per sequence, when only counts are known",
         kind="count",
         minimum=1, group="model", unit="elements")
+    image: int | None = option(None, "Side of the images in pixels, in place of the config's", kind="tokens", minimum=1,
+        maximum=1 << 16, group="model", unit="pixels", aliases=("image-size", "resolution"))
     head: str | None = option(None, "Class of the model with its head, in place of the config's architectures", kind="text",
         group="model")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from memfit.account.forms import ACTIVATIONS, TEMPORARY, ZERO, Form
+from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form
 from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
-from memfit.kernels import KernelPolicy, Lowered, lower
-from memfit.model import PAIR, POSITION, POSITION_PAIR, Model
+from memfit.kernels import Externals, KernelPolicy, Lowered, lower
+from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
 from memfit.precision import DTYPE_BYTES
 
 
@@ -23,6 +23,10 @@ class Run(NamedTuple):
     bare: tuple[BlockMemory, ...]
     repeat: int
     checkpointed: bool
+    role: str
+    provides: str
+    shared_gradients: Form
+    """Gradients of parameters that all repeats share: there from the first one on."""
 
     def kept(self, index: int) -> Form:
         """What one block leaves for backward: all it saves, or only its input when checkpointed."""
@@ -66,12 +70,15 @@ class Conditions(NamedTuple):
     outputs_kept: bool
     requires_grad: bool
     dtype: str
+    externals: Externals = ()
 
 
 @lru_cache(maxsize=1024)
 def _measured(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     """A block that autograd records. The optimizer and checkpointing of the job change nothing here."""
-    lowered = _lowered(model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype)
+    lowered = _lowered(
+        model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
+    )
     is_last = model.segments[segment].role == "head"
     return measure(lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
 
@@ -79,15 +86,22 @@ def _measured(model: Model, segment: int, place: int, conditions: Conditions) ->
 @lru_cache(maxsize=1024)
 def _measured_bare(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     """A block whose forward runs without autograd: under a checkpoint."""
-    return measure_forward(_lowered(model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype))
+    return measure_forward(
+        _lowered(model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals)
+    )
 
 
 @lru_cache(maxsize=16)
-def _lowered(model: Model, segment: int, place: int, kernels: KernelPolicy, requires_grad: bool, dtype: str) -> Lowered:
-    return lower(model.segments[segment].blocks[place], kernels, input_requires_grad=requires_grad, input_dtype=dtype)
+def _lowered(
+    model: Model, segment: int, place: int, kernels: KernelPolicy, requires_grad: bool, dtype: str, externals: Externals
+) -> Lowered:
+    block = model.segments[segment].blocks[place]
+    return lower(block, kernels, input_requires_grad=requires_grad, input_dtype=dtype, externals=externals)
 
 
-def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpointed: bool) -> tuple[list[Run], Conditions]:
+def measure_segment(
+    model: Model, index: int, conditions: Conditions, *, checkpointed: bool, gradients_persist: bool = False
+) -> tuple[list[Run], Conditions]:
     """The runs of a segment: one, or two when its first period meets other conditions than the rest (no gradient, a format).
 
     Returns them and the conditions that the next segment meets.
@@ -97,6 +111,10 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
     kept = conditions.outputs_kept and segment.role == "head"
     conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role), outputs_kept=kept)
     runs: list[Run] = []
+    shared: Form = ZERO
+    if segment.shared and conditions.kernels.train_all and not gradients_persist:
+        elements = sum(block.num_parameters for block in segment.blocks)
+        shared = {GRADIENTS + ONCE: elements * DTYPE_BYTES[conditions.kernels.precision.weight]}
     left = segment.repeat
     while left:
         before = conditions
@@ -105,10 +123,25 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
             memory = _measured(model, index, place, conditions)
             blocks.append(memory)
             bare.append(_measured_bare(model, index, place, conditions) if checkpointed else memory)
-            after = (memory.output_requires_grad, memory.output_dtype)
-            if after != (conditions.requires_grad, conditions.dtype):
-                conditions = conditions._replace(requires_grad=after[0], dtype=after[1])
+            met = (memory.output_requires_grad, memory.output_dtype)
+            if met != (conditions.requires_grad, conditions.dtype):
+                conditions = conditions._replace(requires_grad=met[0], dtype=met[1])
         count = left if before is conditions else 1
-        runs.append(Run(tuple([block.name for block in segment.blocks]), tuple(blocks), tuple(bare), count, checkpointed))
+        runs.append(
+            Run(
+                tuple([block.name for block in segment.blocks]),
+                tuple(blocks),
+                tuple(bare),
+                count,
+                checkpointed,
+                segment.role,
+                segment.provides,
+                shared,
+            )
+        )
         left -= count
-    return runs, given._replace(requires_grad=conditions.requires_grad, dtype=conditions.dtype)
+    after = given._replace(requires_grad=conditions.requires_grad, dtype=conditions.dtype)
+    if segment.provides:
+        provided = (segment.provides, conditions.dtype, conditions.requires_grad)
+        after = after._replace(externals=(*given.externals, provided), requires_grad=False, dtype=given.kernels.precision.weight)
+    return runs, after

@@ -118,7 +118,7 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
 def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = _training_policies(job, workload)
     seq = workload.seq or 1
-    numbers = Numbers(workload.batch, seq, seq)
+    numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0)
     host = _host_states(job.model, kernels, policy.optimizer.name) if policy.optimizer.paged else 0
     profile = _training_profile(job.model, kernels, policy)
     return Compiled(profile, kernels, numbers, numbers, _workspace(job, training=True), host, policy.optimizer)

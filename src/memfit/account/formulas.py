@@ -42,7 +42,7 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
 
 
 def _activations(job: Job, compiled: Compiled) -> str:
-    b, s, _ = compiled.numbers
+    b, s = compiled.numbers.sequences, compiled.numbers.tokens
     workload = job.workload
     how = (
         "only each layer's input kept"
@@ -53,7 +53,7 @@ def _activations(job: Job, compiled: Compiled) -> str:
 
 
 def _logits(job: Job, compiled: Compiled) -> str:
-    b, s, _ = compiled.numbers
+    b, s = compiled.numbers.sequences, compiled.numbers.tokens
     if isinstance(job.workload, Inference) and compiled.kernels.logits_last:
         return f"{b:,} positions x {job.model.vocab_size:,} entries"
     return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, their fp32 copies and gradients"

@@ -43,6 +43,8 @@ class BlockMemory(NamedTuple):
     """The model's outputs that the caller holds."""
     output_dtype: str
     output_requires_grad: bool
+    externals_saved: tuple[tuple[str, Form], ...] = ()
+    """Values from outside that a node saves, whole: kept once, however many blocks save them."""
 
 
 class Accumulation(NamedTuple):
@@ -56,7 +58,7 @@ class Accumulation(NamedTuple):
     """Shared with a later block (a tied embedding): added to the waiting one out of place, three copies for a moment."""
 
 
-_ROOM = 8
+_ROOM = 12
 """Entries per component within a state: the axes, rounded up."""
 _ACTIVATIONS, _TEMPORARY, _LOGITS, _GRADIENTS = range(0, 4 * _ROOM, _ROOM)
 _SLOTS = [component + axis for component in (ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS) for axis in range(_ROOM)]
@@ -369,4 +371,7 @@ def _block_memory(
         outputs=held,
         output_dtype=lowered.output.dtype,
         output_requires_grad=lowered.output.requires_grad,
+        externals_saved=tuple(
+            [(name, {ACTIVATIONS + one.axis: one.size[1]}) for name, one in lowered.externals if plan.saved[one.storage]]
+        ),
     )

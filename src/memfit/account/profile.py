@@ -17,11 +17,15 @@ Terms = tuple[tuple[int, int], ...]
 
 
 class Numbers(NamedTuple):
-    """The run's numbers, integers or integer arrays: sequences, tokens processed at once of each, tokens attended to of each."""
+    """The run's numbers, integers or integer arrays: sequences, tokens processed at once of each, tokens attended to of each.
+
+    `targets`: tokens of the target of each, where there is an encoder and a decoder.
+    """
 
     sequences: Any
     tokens: Any
     keys: Any
+    targets: Any = 0
 
 
 class Moment(NamedTuple):
@@ -55,10 +59,10 @@ class Profile(NamedTuple):
 
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:
-    """The count of each axis: 1, s, b, b s, b k, s k, b s k, and b min(k, w) for each window w."""
-    b, s, k = numbers
+    """The count of each axis, in the order of `AXES`, and b min(k, w) for each window w."""
+    b, s, k, t = numbers
     pairs = s * k
-    counts = (1, s, b, b * s, b * k, pairs, b * pairs)
+    counts = (1, s, t, b, b * s, b * t, b * k, pairs, b * pairs, b * t * t, b * t * s)
     return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
 
 

@@ -92,11 +92,16 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
         raise UsageError(
             f"--method {workload.method} needs the layers' shapes, which counts do not give: name a model or its dimensions"
         )
-    if workload.seq is None:
+    if model.tokens_per_image is not None:
+        choices.changes["seq"] = model.tokens_per_image
+    elif workload.seq is None:
         longest = model.max_positions or TYPICAL_SEQUENCE
         choices.assume(
             "seq", min(longest, TYPICAL_SEQUENCE), f"the model's maximum is {longest:,}; the longest batch of the run binds"
         )
+    if model.encoder_decoder and workload.target_seq is None:
+        length = choices.changes.get("seq", workload.seq)
+        choices.assume("target_seq", length, "as long as the source")
     if workload.outputs is None:
         choices.assume("outputs", runtime.outputs, f"what a {runtime.name} loop does")
     precision = workload.precision

@@ -102,7 +102,7 @@ def find_optimizer(text: str) -> Optimizer:
 def tensors_of(model: Model) -> list[Tensors]:
     """Every tensor of the model once (tied ones are one tensor), with its repeat count."""
     return [
-        Tensors(parameter, segment.repeat)
+        Tensors(parameter, 1 if segment.shared else segment.repeat)
         for segment in model.segments
         for block in segment.blocks
         for op in block.ops

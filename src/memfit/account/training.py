@@ -14,6 +14,7 @@ from memfit.account.forms import (
     GRADIENTS,
     INPUTS,
     OPTIMIZER_STATES,
+    STRIDE,
     TEMPORARY,
     WEIGHTS,
     WORKSPACE,
@@ -36,7 +37,7 @@ from memfit.account.states import (
     weight_bytes,
 )
 from memfit.kernels import KernelPolicy
-from memfit.model import ONCE, TOKEN, Model
+from memfit.model import ONCE, SEQUENCE, TOKEN, Model
 from memfit.precision import DTYPE_BYTES
 
 ID_BYTES = 8
@@ -89,8 +90,10 @@ class _Timeline:
         """Moments of forward and loss. Returns what is kept before each run, and the total."""
         kept, casts = ZERO, ZERO
         before: list[Form] = []
+        seen: set[str] = set()
         for index, run in enumerate(runs):
             before.append(kept)
+            kept = add(kept, _first_saves(run, seen))
             phase = "loss" if index == len(runs) - 1 and index else "forward"
             mask = self.mask if phase == "forward" or self.checkpointed else ZERO
             if phase == "forward" and index:
@@ -113,9 +116,12 @@ class _Timeline:
     def backward(self, runs: list[Run], before: list[Form], outputs: Form) -> None:
         """Moments of backward, in which gradients grow as activations shrink."""
         gradients = ZERO
+        outside: dict[str, Form] = {}
+        waiting: set[str] = set()
         mask = self.mask if self.checkpointed else ZERO
         for index in range(len(runs) - 1, -1, -1):
             run = runs[index]
+            gradients = add(gradients, run.shared_gradients)
             held = ZERO if index == len(runs) - 1 else outputs
             period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
             period_gradients = add(*(one.gradients for one in run.blocks))
@@ -132,6 +138,12 @@ class _Timeline:
                     self._block(run, memory, base, run.names[place])
                     later = add(later, memory.gradients)
             gradients = add(gradients, scaled(period_gradients, run.repeat))
+            # the gradient of what another segment provides waits until that segment's turn
+            outside = dict(outside, **{name: form for one in run.blocks for name, form in one.externals_saved})
+            gradients = add(gradients, *[as_temporary(form) for name, form in outside.items() if name not in waiting])
+            waiting.update(outside)
+            if run.provides in waiting:
+                gradients = add(gradients, scaled(as_temporary(outside[run.provides]), -1))
 
     def _block(self, run: Run, memory: BlockMemory, base: Form, name: str) -> None:
         if not memory.backward:
@@ -143,12 +155,43 @@ class _Timeline:
         self.note("backward", name, base, memory.backward)
 
 
-def _inputs(model: Model) -> Form:
-    """Ids for every token, and labels for whatever the loss compares: every token, or every sequence."""
+def _first_saves(run: Run, seen: set[str]) -> Form:
+    """Values from outside that this run's blocks are the first to save."""
+    found = ZERO
+    for memory in run.blocks:
+        for name, form in memory.externals_saved:
+            if name not in seen:
+                seen.add(name)
+                found = add(found, form)
+    return found
+
+
+def as_temporary(form: Form) -> Form:
+    """The same bytes as a working tensor: the gradient of what was kept."""
+    return {TEMPORARY + slot % STRIDE: value for slot, value in form.items()}
+
+
+def _inputs(model: Model, kernels: KernelPolicy) -> Form:
+    """Ids for every token or the pixels of every image, and labels for whatever the loss compares."""
+    total: Form = (
+        {INPUTS + SEQUENCE: model.pixels * DTYPE_BYTES[kernels.precision.weight]} if model.pixels else {INPUTS + TOKEN: ID_BYTES}
+    )
     labels = {
         op.inputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops if op.kind == "loss"
     }
-    return add({INPUTS + TOKEN: ID_BYTES}, *[{INPUTS + axis: ID_BYTES} for axis in labels])
+    return add(total, *[{INPUTS + axis: ID_BYTES} for axis in labels])
+
+
+def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
+    """The batch's tensors that the first trained operation saves: ids by an embedding, pixels by a convolution without a cast."""
+    if not kernels.train_all:
+        return ZERO
+    if not model.pixels:
+        ids = {op.outputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops
+               if op.kind == "embedding" and op.attributes["ids"] == "batch"}  # fmt: skip
+        return add(*[{INPUTS + axis: ID_BYTES} for axis in ids]) if ids else ZERO
+    cast = kernels.precision.autocast and kernels.precision.weight != kernels.precision.compute
+    return ZERO if cast else {INPUTS + SEQUENCE: model.pixels * DTYPE_BYTES[kernels.precision.weight]}
 
 
 class _Step(NamedTuple):
@@ -169,13 +212,16 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     conditions = Conditions(kernels, Accumulation(), policy.outputs_kept, False, kernels.precision.weight)
     for index, segment in enumerate(model.segments):
         pending = tied if segment.role == "head" else none
+        persists = policy.gradients_persist or segment.shared
         completes = tied if segment.role == "embedding" else none
-        conditions = conditions._replace(accumulation=Accumulation(policy.gradients_persist, pending, completes))
+        conditions = conditions._replace(accumulation=Accumulation(persists, pending, completes))
         checkpointed = policy.checkpointed and segment.role == "layers"
         if checkpointed and kernels.adapter is not None:
             # enable_input_require_grads, without which a checkpointed adapter gets no gradient
             conditions = conditions._replace(requires_grad=True)
-        found, conditions = measure_segment(model, index, conditions, checkpointed=checkpointed)
+        found, conditions = measure_segment(
+            model, index, conditions, checkpointed=checkpointed, gradients_persist=policy.gradients_persist
+        )
         runs += found
     return runs
 
@@ -189,15 +235,13 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     before, kept = timeline.forward(runs)
     last = runs[-1].blocks[-1]
     timeline.backward(runs, before, last.outputs)
-    # a trained embedding saves the ids, which are counted with the inputs
     leaf = ZERO
     if policy.checkpointed and kernels.adapter is not None and len(runs) > 1:
         # the embedding's output is then a leaf: it and its gradient live until the outputs are dropped
         leaf = scaled(runs[0].blocks[-1].output, 2)
-    ids: Form = {INPUTS + TOKEN: ID_BYTES} if kernels.train_all else ZERO
     return _Step(
         moments=pruned(timeline.moments),
-        kept=add(kept, ZERO if policy.checkpointed else tables, ids),
+        kept=add(kept, ZERO if policy.checkpointed else tables, _saved_inputs(model, kernels)),
         forward_end=add(kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO),
         backward_end=add(last.outputs, leaf),
     )
@@ -218,7 +262,7 @@ def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
     trained = trained_tensors(tensors, kernels)
     adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
     weights = weight_bytes(tensors, kernels) + adapters + model.buffer_bytes
-    return _Totals({WEIGHTS + ONCE: weights}, trained, {GRADIENTS + ONCE: gradient_bytes(trained)}, _inputs(model))
+    return _Totals({WEIGHTS + ONCE: weights}, trained, {GRADIENTS + ONCE: gradient_bytes(trained)}, _inputs(model, kernels))
 
 
 def resident_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> int:

@@ -37,7 +37,7 @@ _DEFAULT_CLASS = {
 }
 
 
-def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str | None = None) -> Model:
+def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str | None = None, image: int | None = None) -> Model:
     """The model that a Hugging Face config describes.
 
     Args:
@@ -45,6 +45,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         name: how to call it in messages and answers.
         source: where it was read from.
         head: class with the head, in place of the config's `architectures`.
+        image: side of the images in pixels, in place of the config's.
 
     Raises:
         UnknownArchitectureError: no family for the `model_type`, an unknown head, or keys that are not understood.
@@ -60,7 +61,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
             f"{name}: architecture {shown!r} is not known{did_you_mean(shown, FAMILIES)}; known are {', '.join(FAMILIES)}. "
             "Give it by dimensions (--layers --hidden --heads --ffn --vocab), or by counts (--params --activation-elements)"
         )
-    view = ConfigView(config, name)
+    view = ConfigView(config, name, image=image)
     assumptions: list[Assumption] = []
     architecture = head or _stated_class(config)
     if architecture is None:
@@ -87,6 +88,9 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         dtype=dtype,
         loss=described.loss,
         attention_kernels=described.attention_kernels,
+        encoder_decoder=described.encoder_decoder,
+        pixels=described.pixels,
+        tokens_per_image=described.tokens_per_image,
         rotary_dim=described.rotary_dim,
         buffer_bytes=4 * (described.rotary_dim or 0) + described.buffer_bytes,
         assumptions=tuple(assumptions),

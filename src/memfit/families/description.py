@@ -19,6 +19,9 @@ class Description(Record):
     max_positions: int | None
     kind: str = "decoder"
     hard_position_limit: bool = False
+    encoder_decoder: bool = False
+    pixels: int = 0
+    tokens_per_image: int | None = None
     rotary_dim: int | None = None
     buffer_bytes: int = 0
     loss: str | None = "causal-lm"

@@ -38,9 +38,11 @@ IRRELEVANT = frozenset(
 class ConfigView:
     """Reads typed values by key; every read key is understood, what is left over is not."""
 
-    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+    def __init__(self, config: Mapping[str, Any], name: str, *, image: int | None = None) -> None:
         self._config = config
         self.name = name
+        self.image = image
+        """Side of the images that the user gave, in place of the config's."""
         self._used: set[str] = set()
 
     def _raw(self, key: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from memfit.kernels import functions
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import KEY_TOKEN, PAIR, POSITION_PAIR, Op
+from memfit.model.description import CROSS_PAIR, KEY_TOKEN, PAIR, POSITION_PAIR, TARGET_PAIR, TARGET_TOKEN, TOKEN, Op
 
 FLASH_MAX_HEAD_DIM = 256
 
@@ -44,6 +44,13 @@ def _flash_capable(context: Context) -> bool:
     """PyTorch's flash kernel needs compute capability 8.0."""
     capability = context.policy.device_capability
     return capability is None or capability >= (8, 0)
+
+
+def pair_axis(q: Tensor, k: Tensor) -> int:
+    """The axis of scores between queries and keys."""
+    if q.axis == TARGET_TOKEN:
+        return TARGET_PAIR if k.axis == TARGET_TOKEN else CROSS_PAIR
+    return PAIR
 
 
 def _output(tape: Tape, op: Op, q: Tensor, v: Tensor) -> Tensor:
@@ -92,7 +99,8 @@ def _repeat(tape: Tape, op: Op, x: Tensor, *, single_is_view: bool = False) -> T
     heads, kv_heads = op.attributes["num_heads"], op.attributes["num_kv_heads"]
     if heads == kv_heads or (kv_heads == 1 and single_is_view):
         return x
-    out = tape.tensor(KEY_TOKEN, x.width // kv_heads * heads, x.dtype)
+    axis = KEY_TOKEN if x.axis == TOKEN and op.inputs[0].axis == TOKEN else x.axis
+    out = tape.tensor(axis, x.width // kv_heads * heads, x.dtype)
     tape.record((x,), (out,))
     return out
 
@@ -107,7 +115,7 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     lse = tape.tensor(q.axis, heads, "fp32")
     saved = [q, k, v, out, lse]
     if masked:
-        mask = tape.tensor(PAIR, 1, q.dtype)
+        mask = tape.tensor(pair_axis(q, k), 1, q.dtype)
         tape.record((), (mask,))
         saved.append(mask)
     tape.record(saved[:3] + saved[5:], (out, lse), saved=saved)
@@ -126,7 +134,7 @@ def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = functions.unary(tape, q)
     k, v = _repeat(tape, op, k), _repeat(tape, op, v)
     k = functions.unary(tape, k)
-    scores = functions.matmul(tape, q, k, PAIR, heads)
+    scores = functions.matmul(tape, q, k, pair_axis(q, k), heads)
     if op.attributes["causal"] or has_mask(context, op):
         mask = tape.tensor(POSITION_PAIR, 1, q.dtype)
         tape.record((), (mask,))
@@ -150,12 +158,13 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     value_dtype = v.dtype
     k, v = (_repeat(tape, op, one, single_is_view=context.policy.one_sequence) for one in (k, v))
     strided = not context.policy.one_sequence
-    scores = functions.matmul(tape, _operand(tape, q, strided), _operand(tape, k, strided and not grouped), PAIR, heads)
+    pair = pair_axis(q, k)
+    scores = functions.matmul(tape, _operand(tape, q, strided), _operand(tape, k, strided and not grouped), pair, heads)
     scores = functions.unary(tape, scores)
     if op.attributes["softcap"]:
         scores = functions.unary(tape, functions.unary(tape, functions.unary(tape, scores), save_output=True))
     if op.attributes["causal"] or has_mask(context, op):
-        masked = tape.tensor(PAIR, heads, scores.dtype)
+        masked = tape.tensor(pair, heads, scores.dtype)
         tape.record((scores,), (masked,), alias=True)
         scores = masked
     upcast = tape.cast(scores, "fp32") if dtype == "fp32" else tape.autocast_fp32(scores)

@@ -147,7 +147,9 @@ def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int, so
     tape = context.tape
     out = tape.tensor(axis, parameter.shape[1], tape.policy.weight)
     trained = context.trained(parameter)
-    grads = ((prod(parameter.shape) * DTYPE_BYTES[tape.policy.weight], 0, parameter.name),) if trained else ()
+    grads = (
+        ((prod(parameter.shape) * DTYPE_BYTES[tape.policy.weight], 0, parameter.tied_to or parameter.name),) if trained else ()
+    )
     saved = [ids]
     if source != "batch":
         # made for one sequence and expanded; a buffer is there anyway

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from memfit.kernels import attention, functions, modules
@@ -19,6 +20,8 @@ class Lowered(NamedTuple):
     output: Tensor
     logits: Tensor | None
     """What the caller still holds as the model's output."""
+    externals: tuple[tuple[str, Tensor], ...] = ()
+    """Tensors from outside, which take no memory of the block's own."""
     input_held: bool = True
     """The caller's name for the hidden states still holds the block's input; after the last layer no name does."""
 
@@ -45,20 +48,41 @@ _KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
 """Hugging Face's eager implementations by kind of operation."""
 
 
-def _linear(context: Context, op: Op, x: Tensor) -> list[Tensor]:
-    weight = op.parameters[0]
-    bias = op.parameters[1] if len(op.parameters) > 1 else None
-    return [functions.linear(context, weight, bias, x)]
+_LIBRARIES: dict[str, str] = {}
+"""Operations of whole areas (convolutions, experts, state spaces): kind -> module of this package, whose `KERNELS` are loaded on
+first use, so that a model pays for what it has."""
 
 
-def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, input_dtype: str) -> Lowered:
+def _kernel(kind: str) -> Callable[..., Sequence[Tensor]]:
+    found = _KERNELS.get(kind)
+    if found is None:
+        _KERNELS.update(import_module(f"memfit.kernels.{_LIBRARIES[kind]}").KERNELS)
+        found = _KERNELS[kind]
+    return found
+
+
+READS_THE_BATCH = ("embedding", "opaque", "patches", "pixels")
+"""Kinds of operation that, first in a block, read ids or pixels."""
+
+Externals = tuple[tuple[str, str, bool], ...]
+"""For each value that an earlier segment provides: its name, format, and whether it needs a gradient."""
+
+
+def lower(
+    block: Block, policy: KernelPolicy, *, input_requires_grad: bool, input_dtype: str, externals: Externals = ()
+) -> Lowered:
     """Run a block's operations symbolically under a policy and record what autograd would."""
     tape = Tape(policy.precision, grad=policy.training)
     context = Context(tape, policy)
-    # ids are counted with the batch's inputs, not with the block
-    reads_ids = bool(block.ops) and block.ops[0].kind in ("embedding", "opaque")
-    x = tape.tensor(block.input.axis, 0 if reads_ids else block.input.width, input_dtype, input_requires_grad and policy.training)
+    # ids and pixels are counted with the batch's inputs, not with the block
+    reads_batch = bool(block.ops) and block.ops[0].kind in READS_THE_BATCH
+    make = tape.outside if reads_batch else tape.tensor
+    x = make(block.input.axis, block.input.width, input_dtype, input_requires_grad and policy.training)
     values: dict[int, Tensor] = {0: x}
+    known = {name: (dtype, requires) for name, dtype, requires in externals}
+    outside = tuple([(name, tape.outside(value.axis, value.width, *known[name])) for name, value in block.externals])
+    for (_, value), (_, tensor) in zip(block.externals, outside, strict=True):
+        values[value.id] = tensor
     logits: Tensor | None = None
     output = x
     head: Op | None = None
@@ -86,7 +110,7 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
         elif op.kind == "embedding":
             results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
         else:
-            results = list(_KERNELS[op.kind](context, op, *inputs))
+            results = list(_kernel(op.kind)(context, op, *inputs))
         if op.kind == "head" and not fused:
             tape.first_logits = results[0].storage
         for value, result in zip(op.outputs, results, strict=True):
@@ -96,7 +120,8 @@ def lower(block: Block, policy: KernelPolicy, *, input_requires_grad: bool, inpu
         tape.hold(values[value_id], ends[index])
     if head is not None and policy.generating:
         output = _sampled(tape, output)
-    return Lowered(tape, x, values.get(block.output.id, output), logits, input_held=head is None and not reads_ids)
+    held = head is None and not reads_batch
+    return Lowered(tape, x, values.get(block.output.id, output), logits, outside, input_held=held)
 
 
 def _last_position(tape: Tape, x: Tensor) -> Tensor:

@@ -89,6 +89,12 @@ class Tape:
         self.last.append(-1)
         return made
 
+    def outside(self, axis: int, width: int, dtype: str, requires_grad: bool = False) -> Tensor:
+        """A tensor that is counted elsewhere: it takes no memory here, but its gradient and its casts do."""
+        made = self.tensor(axis, width, dtype, requires_grad)
+        self.sizes[made.storage] = (axis, 0)
+        return made
+
     def hold(self, x: Tensor, until: int | None = None) -> None:
         """A Python name keeps `x` until the node of that index, the latest one if not said, has run."""
         until = len(self.nodes) - 1 if until is None else until

@@ -13,6 +13,7 @@ class BlockBuilder:
         self._ops: list[Op] = []
         self._num_values = 1
         self._cache: CacheSpec | None = None
+        self._externals: dict[str, Value] = {}
         self._holds: list[tuple[int, int]] = []
         self.input = Value(0, axis, width)
 
@@ -21,7 +22,7 @@ class BlockBuilder:
         self._num_values += 1
         return value
 
-    def _op(
+    def op(
         self,
         kind: str,
         name: str,
@@ -31,13 +32,22 @@ class BlockBuilder:
         axis: int | None = None,
         **attributes: object,
     ) -> Value:
+        """Records one operation with one output; op libraries (`memfit.model.ops`) are functions that call this."""
         output = self._value(inputs[0].axis if axis is None else axis, width)
         self._ops.append(Op(kind, name, inputs, (output,), parameters, attributes))
         return output
 
     def done(self, output: Value) -> Block:
         """The finished block."""
-        return Block(self.name, self.input, output, tuple(self._ops), self._cache, tuple(self._holds))
+        return Block(
+            self.name, self.input, output, tuple(self._ops), self._cache, tuple(self._externals.items()), tuple(self._holds)
+        )
+
+    def external(self, name: str, width: int, axis: int = TOKEN) -> Value:
+        """A value that another segment provides (`Segment.provides`): the encoder's output."""
+        if name not in self._externals:
+            self._externals[name] = self._value(axis, width)
+        return self._externals[name]
 
     def until_here(self, *values: Value) -> None:
         """These values were arguments or local names of a module whose call ends here, so none of them was freed before."""
@@ -46,7 +56,7 @@ class BlockBuilder:
     def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch") -> Value:
         """Table look-up: rows x width parameters. `ids`: the batch's, or made once per forward, or a buffer's."""
         weight = Parameter(name + ".weight", (rows, width), "embedding", "vocab")
-        return self._op("embedding", name, (self.input,), width, (weight,), axis, ids=ids)
+        return self.op("embedding", name, (self.input,), width, (weight,), axis, ids=ids)
 
     def linear(
         self,
@@ -64,7 +74,7 @@ class BlockBuilder:
         parameters = [Parameter(name + ".weight", (out, x.width), role, split, tied_to)]
         if bias:
             parameters.append(Parameter(name + ".bias", (out,), "bias", split if split == "column" else "none"))
-        return self._op(kind, name, (x,), out, tuple(parameters))
+        return self.op(kind, name, (x,), out, tuple(parameters))
 
     def head(self, name: str, x: Value, rows: int, *, bias: bool = False, tied_to: str = "", second_bias: bool = False) -> Value:
         """The output projection to the vocabulary: never quantised, no adapter; `tied_to` an embedding's weight.
@@ -80,13 +90,13 @@ class BlockBuilder:
     def rms_norm(self, name: str, x: Value, *, heads: int = 1, offset: bool = False) -> Value:
         """x / rms(x) * w over the last dimension (width / heads); `offset`: multiplied by 1 + w in fp32 (Gemma)."""
         weight = Parameter(name + ".weight", (x.width // heads,), "norm")
-        return self._op("rms_norm", name, (x,), x.width, (weight,), heads=heads, offset=offset)
+        return self.op("rms_norm", name, (x,), x.width, (weight,), heads=heads, offset=offset)
 
     def layer_norm(self, name: str, x: Value) -> Value:
         """(x - mean) / std * w + b over the last dimension."""
         shape = (x.width,)
         parameters = (Parameter(name + ".weight", shape, "norm"), Parameter(name + ".bias", shape, "norm"))
-        return self._op("layer_norm", name, (x,), x.width, parameters)
+        return self.op("layer_norm", name, (x,), x.width, parameters)
 
     def rotary(self, q: Value, k: Value, *, head_dim: int, rotary_dim: int | None = None) -> tuple[Value, Value]:
         """Rotary position embedding of q and k; `rotary_dim` < head_dim rotates only the first part of each head."""
@@ -117,7 +127,7 @@ class BlockBuilder:
         """
         if cached:
             self._cache = CacheSpec(k.width + v.width, window)
-        return self._op(
+        return self.op(
             "attention",
             "attention",
             (q, k, v),
@@ -140,37 +150,37 @@ class BlockBuilder:
 
     def activation(self, function: str, x: Value) -> Value:
         """gelu, gelu_new, silu, relu, tanh ... by the name that configs use."""
-        return self._op("activation", function, (x,), x.width, function=function)
+        return self.op("activation", function, (x,), x.width, function=function)
 
     def multiply(self, a: Value, b: Value) -> Value:
         """a * b, element by element."""
-        return self._op("multiply", "multiply", (a, b), a.width)
+        return self.op("multiply", "multiply", (a, b), a.width)
 
     def add(self, a: Value, b: Value) -> Value:
         """a + b, element by element; a position value is broadcast over the batch."""
-        return self._op("add", "add", (a, b), a.width, axis=max(a.axis, b.axis))
+        return self.op("add", "add", (a, b), a.width, axis=max(a.axis, b.axis))
 
     def scale(self, x: Value) -> Value:
         """x times a number or an untrained scalar."""
-        return self._op("scale", "scale", (x,), x.width)
+        return self.op("scale", "scale", (x,), x.width)
 
     def softcap(self, x: Value) -> Value:
         """tanh(x / c) * c"""
-        return self._op("softcap", "softcap", (x,), x.width)
+        return self.op("softcap", "softcap", (x,), x.width)
 
     def dropout(self, x: Value, probability: float) -> Value:
         """Zeroes elements with a probability in training; nothing where it is 0."""
-        return self._op("dropout", "dropout", (x,), x.width, probability=probability)
+        return self.op("dropout", "dropout", (x,), x.width, probability=probability)
 
     def one_token(self, x: Value, *, view: bool = True) -> Value:
         """One token of every sequence: the first as a view, or the last real one by its index (a copy)."""
-        return self._op("one_token", "one_token", (x,), x.width, axis=SEQUENCE, view=view)
+        return self.op("one_token", "one_token", (x,), x.width, axis=SEQUENCE, view=view)
 
     def loss(self, logits: Value, *, upcast: bool) -> Value:
         """Cross-entropy; `upcast`: of `logits.float()`, as transformers' own loss functions do."""
-        return self._op("loss", "cross-entropy", (logits,), 1, axis=0, upcast=upcast)
+        return self.op("loss", "cross-entropy", (logits,), 1, axis=0, upcast=upcast)
 
     def opaque(self, name: str, *, params: int, elements: int) -> Value:
         """Known by counts alone: `params` parameters, `elements` kept for backward per sequence."""
         weight = (Parameter(name, (params,), "linear"),)
-        return self._op("opaque", name, (self.input,), elements, weight, axis=SEQUENCE)
+        return self.op("opaque", name, (self.input,), elements, weight, axis=SEQUENCE)

@@ -10,6 +10,13 @@ Every tensor's size is a whole number of bytes times one of a few products of th
     key-token       b k        keys and values that attention reads
     position-pair   s k        masks without a batch dimension
     pair            b s k      score matrices
+
+The decoder of an encoder-decoder works on t target tokens of each sequence, and looks at the s source tokens:
+
+    target-position t          its position ids
+    target-token    b t        its hidden states
+    target-pair     b t t      its own score matrices
+    cross-pair      b t s      score matrices over the encoder's output
 """
 
 from __future__ import annotations
@@ -24,8 +31,13 @@ from memfit.records import Record
 if TYPE_CHECKING:
     from memfit.job import Assumption
 
-AXES = ("once", "position", "sequence", "token", "key-token", "position-pair", "pair")
-ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR = range(len(AXES))
+AXES = (
+    "once", "position", "target-position", "sequence", "token", "target-token", "key-token",
+    "position-pair", "pair", "target-pair", "cross-pair",
+)  # fmt: skip
+(ONCE, POSITION, TARGET_POSITION, SEQUENCE, TOKEN, TARGET_TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR, TARGET_PAIR, CROSS_PAIR) = range(
+    len(AXES)
+)
 """In an order in which a result takes the later axis of its two operands."""
 
 ACTIVATION_FUNCTIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
@@ -90,6 +102,8 @@ class Block(NamedTuple):
     output: Value
     ops: tuple[Op, ...]
     cache: CacheSpec | None = None
+    externals: tuple[tuple[str, Value], ...] = ()
+    """Values from outside the block, by name: the encoder's output in a decoder layer."""
     holds: tuple[tuple[int, int], ...] = ()
     """Values that a Python name keeps alive: (value id, index of the operation after which the name is gone)."""
 
@@ -110,7 +124,11 @@ class Segment(NamedTuple):
     blocks: tuple[Block, ...]
     repeat: int = 1
     role: str = "layers"
-    """embedding | layers | head. Only layers are checkpointed."""
+    """embedding | layers | head | between (runs once, is neither checkpointed nor the last). Only layers are checkpointed."""
+    provides: str = ""
+    """The name under which later blocks find its output."""
+    shared: bool = False
+    """All repeats use the same parameters (ALBERT): they are counted once, and their gradients add up."""
 
 
 class Model(Record):
@@ -144,6 +162,11 @@ class Model(Record):
     """The count that the user gave, where the shapes are only typical for it."""
     buffer_bytes: int = 0
     """Non-trained tensors on the device."""
+    encoder_decoder: bool = False
+    pixels: int = 0
+    """Elements of one image, where the model reads images."""
+    tokens_per_image: int | None = None
+    """Tokens that an image becomes, where that is a fixed number: the sequence length."""
     rotary_dim: int | None = None
     """Width of the rotary tables (cos and sin), which are made once per forward and kept by every layer."""
     relative_uncertainty: float = 0.0
@@ -154,7 +177,11 @@ class Model(Record):
     @cached_property
     def num_parameters(self) -> int:
         """Learned elements, tied ones once; as built by `architecture`."""
-        return sum(segment.repeat * block.num_parameters for segment in self.segments for block in segment.blocks)
+        return sum(
+            (1 if segment.shared else segment.repeat) * block.num_parameters
+            for segment in self.segments
+            for block in segment.blocks
+        )
 
     @cached_property
     def windows(self) -> tuple[int, ...]:

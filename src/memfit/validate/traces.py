@@ -47,7 +47,8 @@ def job_of(row: Mapping[str, Any]) -> Job:
         "checkpointing": "full" if run.get("ckpt") else "none",
         "outputs": "kept",
     }
-    model = build_model(row["config"], name=row["id"], source="validation corpus", head=row["cls"])
+    image = row["seq"] if run.get("kind") == "img" else None
+    model = build_model(row["config"], name=row["id"], source="validation corpus", head=row["cls"], image=image)
     lora = run.get("lora")
     if lora is None:
         return Job(model=model, workload=Training(**settings), overheads=NOTHING_BESIDE_TENSORS)
