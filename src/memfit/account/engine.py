@@ -12,7 +12,7 @@ from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, bounds, combine
 from memfit.account.overheads import Overhead
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
-from memfit.account.resolve import runtime_of
+from memfit.account.resolve import lora_targets, runtime_of
 from memfit.account.serving import ServingPolicy, compile_serving
 from memfit.account.states import Optimizer, find_optimizer, state_bytes, tensors_of, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
@@ -88,7 +88,7 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
     quantized = None
     if isinstance(workload, FineTuning) and method != "full":
         adapter = Adapter(workload.lora_rank, workload.lora_dtype, workload.lora_dropout)
-        targets = tuple(part.strip() for part in workload.lora_targets.split(",") if part.strip())
+        targets = lora_targets(workload)
         if method == "qlora":
             quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
     kernels = KernelPolicy(
@@ -164,24 +164,31 @@ def least_bytes(job: Job) -> int:
 
 
 class _Binding(NamedTuple):
-    """The largest moment of a phase, evaluated."""
+    """A moment, evaluated."""
 
     moment: Moment
     allocated: int
     counts: tuple[int, ...]
 
 
-def _binding_moments(compiled: Compiled) -> list[_Binding]:
-    """The largest moment of every phase, in order of appearance."""
+def _all_moments(compiled: Compiled) -> list[_Binding]:
+    """Every moment, evaluated."""
     profile = compiled.profile
     counts = monomials(compiled.numbers, profile.windows)
     short = counts if compiled.step is compiled.numbers else monomials(compiled.step, profile.windows)
+    return [
+        _Binding(one, allocated, short if one.short else counts)
+        for one, allocated in zip(profile.moments, moment_bytes(profile, counts, short), strict=True)
+    ]
+
+
+def _binding_moments(compiled: Compiled) -> list[_Binding]:
+    """The largest moment of every phase, in order of appearance."""
     best: dict[str, _Binding] = {}
-    for one, allocated in zip(profile.moments, moment_bytes(profile, counts, short), strict=True):
-        used = short if one.short else counts
-        found = best.get(one.phase)
-        if found is None or allocated > found.allocated:
-            best[one.phase] = _Binding(one, allocated, used)
+    for one in _all_moments(compiled):
+        found = best.get(one.moment.phase)
+        if found is None or one.allocated > found.allocated:
+            best[one.moment.phase] = one
     return list(best.values())
 
 
@@ -296,8 +303,8 @@ def _details(
     phases = _phases(compiled, bindings)
     known = {"workspace": compiled.workspace, **outside}
     largest = {name: one.bytes for name, one in outside.items()}
-    for phase in phases:
-        for name, value in phase.components.items():
+    for binding in _all_moments(compiled):
+        for name, value in _components(compiled, binding).items():
             if value > largest.get(name, 0):
                 largest[name] = value
     uncertainty = job.model.relative_uncertainty
