@@ -154,6 +154,18 @@ def test_8_bit_adam_keeps_small_tensors_in_32_bit() -> None:
     assert models.component(rank, "optimizer_states") == 8 * small + 2 * large + 2 * 4 * large // 256
 
 
+def test_the_trainer_keeps_32_bit_states_of_embeddings() -> None:
+    """transformers' Trainer registers them with bitsandbytes; a raw loop quantises them. The head is no embedding."""
+    model = models.make(models.LLAMA_8B)
+    workload = Training(batch=1, seq=128, precision="bf16-true", optimizer="adamw-8bit")
+
+    def states(runtime: str) -> int:
+        return models.component(models.rank_of(model, workload, runtime=runtime), "optimizer_states")
+
+    table = 128_256 * 4096
+    assert states("hf-trainer") - states("hf") == 8 * table - (2 * table + 8 * table // 256)
+
+
 def test_paged_states_live_in_host_memory() -> None:
     found = models.estimate_of(llama(), Training(batch=1, seq=128, precision="bf16-true", optimizer="paged-adamw-8bit"))
     assert found.host_bytes == 2 * PARAMETERS + 8 * PARAMETERS // 256

@@ -54,7 +54,9 @@ def test_multi_head_and_multi_query_caches() -> None:
 def test_a_sliding_window_caps_the_cache() -> None:
     for context, tokens in ((1000, 1000), (4096, 4096), (4097, 4096), (32_768, 4096)):
         assert cache(models.MISTRAL_7B, context=context, weight_dtype="bf16").bytes_per_sequence == 131_072 * tokens
-    assert cache(models.MISTRAL_7B, context=1000, weight_dtype="bf16").bytes_per_token == 0
+    # per token: what the last one adds
+    assert cache(models.MISTRAL_7B, context=4096, weight_dtype="bf16").bytes_per_token == 131_072
+    assert cache(models.MISTRAL_7B, context=4097, weight_dtype="bf16").bytes_per_token == 0
 
 
 def test_alternating_layers_cap_half_of_the_cache() -> None:
@@ -124,3 +126,10 @@ def test_the_working_set_of_prefill_does_not_grow_with_layers() -> None:
         return models.phase(rank, "prefill") - models.component(rank, "weights") - models.component(rank, "kv_cache")
 
     assert working(2) == working(64)
+
+
+def test_prefill_holds_the_whole_prompt_in_sliding_layers() -> None:
+    """transformers crops the cache by a view: 131,072 B for each of 8,192 tokens until the first decoding step, then for 4,096."""
+    found = models.estimate_of(models.make(models.MISTRAL_7B), Inference(context=8192, weight_dtype="bf16"))
+    held = {phase.name: phase.components.get("kv_cache", 0) for phase in found.worst.phases}
+    assert (held["prefill"], held["decode"]) == (131_072 * 8192, 131_072 * 4096)

@@ -53,8 +53,15 @@ def _serving_profile(model: Model, kernels: KernelPolicy, policy: ServingPolicy)
 
 
 @lru_cache(maxsize=256)
-def _host_states(model: Model, kernels: KernelPolicy, optimizer: str) -> int:
-    return state_bytes(find_optimizer(optimizer), trained_tensors(tensors_of(model), kernels))
+def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> int:
+    return state_bytes(optimizer, trained_tensors(tensors_of(model), kernels))
+
+
+def _optimizer_of(job: Job, workload: Training) -> Optimizer:
+    """The optimizer with the runtime's habits: which implementation `adamw` means, what embeddings keep."""
+    runtime = runtime_of(job)
+    optimizer = find_optimizer(runtime.adamw if workload.optimizer == "adamw" else workload.optimizer)
+    return optimizer._replace(full_embeddings=True) if optimizer.blockwise and runtime.full_embedding_states else optimizer
 
 
 def _workspace(job: Job, *, training: bool) -> Overhead:
@@ -81,7 +88,6 @@ def compile_job(job: Job) -> Compiled:
 def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     """What decides the kernels and the step of a training job."""
     seq = workload.seq or 1
-    optimizer_name = workload.optimizer if workload.optimizer != "adamw" else runtime_of(job).adamw
     method = workload.method if isinstance(workload, FineTuning) else "full"
     adapter: Adapter | None = None
     targets: tuple[str, ...] = ()
@@ -106,7 +112,7 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         device_capability=_capability(job),
     )
     policy = TrainingPolicy(
-        optimizer=find_optimizer(optimizer_name),
+        optimizer=_optimizer_of(job, workload),
         checkpointed=workload.checkpointing == "full",
         outputs_kept=workload.outputs == "kept",
         gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
@@ -119,7 +125,7 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = _training_policies(job, workload)
     seq = workload.seq or 1
     numbers = Numbers(workload.batch, seq, seq)
-    host = _host_states(job.model, kernels, policy.optimizer.name) if policy.optimizer.paged else 0
+    host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     profile = _training_profile(job.model, kernels, policy)
     return Compiled(profile, kernels, numbers, numbers, _workspace(job, training=True), host, policy.optimizer)
 
@@ -342,9 +348,5 @@ def _cache_use(job: Job, compiled: Compiled) -> CacheUse | None:
     if not isinstance(workload, Inference) or not profile.cache:
         return None
     context = workload.context or 1
-    one = Numbers(1, 1, context)
-    bytes_now = amount(profile.cache, monomials(one, profile.windows))
-    longest = max((context, *profile.windows)) + 1
-    before = amount(profile.cache, monomials(Numbers(1, 1, longest - 1), profile.windows))
-    after = amount(profile.cache, monomials(Numbers(1, 1, longest), profile.windows))
-    return CacheUse(bytes_per_token=after - before, bytes_per_sequence=bytes_now)
+    now, before = (amount(profile.cache, monomials(Numbers(1, 1, length), profile.windows)) for length in (context, context - 1))
+    return CacheUse(bytes_per_token=now - before, bytes_per_sequence=now)

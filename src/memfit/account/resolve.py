@@ -149,7 +149,9 @@ def _check_targets(job: Job, workload: FineTuning, choices: _Choices) -> None:
     unknown = [one for one in targets if one not in modules]
     if len(unknown) == len(targets):
         wrong = f"{unknown[0][:60]!r}{did_you_mean(unknown[0][:60], modules)}" if unknown else "nothing"
-        raise UsageError(f"--lora-targets names {wrong}; {job.model.family} has {', '.join(sorted(modules))}, or {ALL_LINEAR} for all")
+        raise UsageError(
+            f"--lora-targets names {wrong}; {job.model.family} has {', '.join(sorted(modules))}, or {ALL_LINEAR} for all"
+        )
     if unknown:
         text = f"{job.model.family} has no module {', '.join(one[:60] for one in unknown)}: --lora-targets trains the others only"
         choices.warnings.append(("unmatched-targets", text))
