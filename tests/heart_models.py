@@ -18,7 +18,8 @@ LLAMA_8B: dict[str, Any] = {
 """Llama-3.1-8B."""
 
 LLAMA_1B: dict[str, Any] = {
-    **LLAMA_8B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64, "tie_word_embeddings": True,
+    **LLAMA_8B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 """Llama-3.2-1B."""
 
@@ -32,7 +33,8 @@ QWEN2_7B: dict[str, Any] = {
 }  # fmt: skip
 QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 GEMMA2_2B: dict[str, Any] = {
     "model_type": "gemma2", "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

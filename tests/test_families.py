@@ -1,4 +1,5 @@
-"""Parameters: by hand for the models everybody knows, and exactly those of the real transformers classes for many small configs."""
+"""Parameters: by hand for the models everybody knows, and exactly those of the real transformers classes for many small
+configs."""
 
 from __future__ import annotations
 
@@ -76,13 +77,25 @@ def test_gemma2_has_four_norms_a_layer_and_a_head_dimension_of_its_own() -> None
 
 def test_pythia_1b() -> None:
     """12 h^2 + 13 h a layer, as in GPT-2; untied."""
-    assert models.make(models.PYTHIA_1B).num_parameters == 2 * 50_304 * 2048 + 16 * (12 * 2048**2 + 13 * 2048) + 2 * 2048 == 1_011_781_632
+    assert (
+        models.make(models.PYTHIA_1B).num_parameters
+        == 2 * 50_304 * 2048 + 16 * (12 * 2048**2 + 13 * 2048) + 2 * 2048
+        == 1_011_781_632
+    )
 
 
 # ------------------------------------------------------------------ against the real classes
 
-PREFIX = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "gpt2": "GPT2",
-          "gpt_neox": "GPTNeoX", "bert": "Bert"}  # fmt: skip
+PREFIX = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "gpt2": "GPT2",
+    "gpt_neox": "GPTNeoX",
+    "bert": "Bert",
+}
 DECODER_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
 HEADS = {
     **dict.fromkeys(PREFIX, DECODER_HEADS),
@@ -95,9 +108,13 @@ FLAGS = {
     "qwen2": {"use_sliding_window": st.booleans(), "sliding_window": st.just(4), "max_window_layers": st.integers(0, 4)},
     "qwen3": {"attention_bias": st.booleans()},
     "gemma2": {"attention_bias": st.booleans(), "sliding_window": st.just(4)},
-    "gpt_neox": {"attention_bias": st.booleans(), "use_parallel_residual": st.booleans(), "rotary_pct": st.sampled_from([0.25, 0.5, 1.0])},
+    "gpt_neox": {
+        "attention_bias": st.booleans(),
+        "use_parallel_residual": st.booleans(),
+        "rotary_pct": st.sampled_from([0.25, 0.5, 1.0]),
+    },
     "bert": {"type_vocab_size": st.integers(1, 4)},
-}  # fmt: skip
+}
 
 
 @st.composite
@@ -108,14 +125,35 @@ def cases(draw: st.DrawFn) -> Case:
     heads, layers = kv_heads * groups, draw(st.integers(1, 4))
     width = draw(st.sampled_from([4, 6, 8]))
     hidden, ffn, vocab, positions = heads * width, draw(st.integers(3, 90)), draw(st.integers(10, 200)), draw(st.integers(4, 80))
-    shared: dict[str, Any] = {"vocab_size": vocab, "num_labels": draw(st.integers(1, 5)), "tie_word_embeddings": draw(st.booleans()), "pad_token_id": 0}
+    shared: dict[str, Any] = {
+        "vocab_size": vocab,
+        "num_labels": draw(st.integers(1, 5)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "pad_token_id": 0,
+    }
     if family == "gpt2":
-        own = {"n_embd": hidden, "n_head": heads, "n_layer": layers, "n_positions": positions, "n_inner": draw(st.sampled_from([None, ffn]))}
+        own = {
+            "n_embd": hidden,
+            "n_head": heads,
+            "n_layer": layers,
+            "n_positions": positions,
+            "n_inner": draw(st.sampled_from([None, ffn])),
+        }
     else:
-        own = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": layers, "intermediate_size": ffn,
-               "max_position_embeddings": positions}  # fmt: skip
+        own = {
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_hidden_layers": layers,
+            "intermediate_size": ffn,
+            "max_position_embeddings": positions,
+        }
     if family not in ("gpt2", "gpt_neox", "bert"):
-        own |= {"num_key_value_heads": kv_heads, "head_dim": draw(st.sampled_from([4, 8, 12])), "bos_token_id": 1, "eos_token_id": 2}
+        own |= {
+            "num_key_value_heads": kv_heads,
+            "head_dim": draw(st.sampled_from([4, 8, 12])),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
     own |= {key: draw(strategy) for key, strategy in FLAGS.get(family, {}).items()}
     config = transformers.CONFIG_MAPPING[family](**shared, **own)
     return Case(getattr(transformers, PREFIX[family] + draw(st.sampled_from(HEADS[family]))), config)
@@ -133,7 +171,9 @@ def test_parameters_are_those_of_the_real_class(case: Case) -> None:
 
 @pytest.mark.parametrize(("family", "head"), [(family, head) for family, heads in HEADS.items() for head in heads])
 def test_every_head_of_every_family(family: str, head: str) -> None:
-    config = transformers.CONFIG_MAPPING[family](num_labels=5, **({"n_layer": 2} if family == "gpt2" else {"num_hidden_layers": 2}))
+    config = transformers.CONFIG_MAPPING[family](
+        num_labels=5, **({"n_layer": 2} if family == "gpt2" else {"num_hidden_layers": 2})
+    )
     case = Case(getattr(transformers, PREFIX[family] + head), config)
     assert described(case).num_parameters == torch_truth.count_parameters(case)
 
@@ -205,8 +245,8 @@ def test_every_layer_is_there_once(family: str) -> None:
     model = models.make(models.FAMILY_CONFIGS[family])
     layers = sum(segment.repeat * len(segment.blocks) for segment in model.segments if segment.role == "layers")
     assert layers == model.num_layers
-    assert [segment.role for segment in model.segments][0] == "embedding"
-    assert [segment.role for segment in model.segments][-1] == "head"
+    roles = [segment.role for segment in model.segments]
+    assert (roles[0], roles[-1]) == ("embedding", "head")
     assert bool(model.caches) == (model.kind == "decoder")
 
 

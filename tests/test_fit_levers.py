@@ -82,6 +82,7 @@ def test_every_lever_says_what_it_changes_costs_and_how_it_is_spelled(job: Job) 
     [
         ("sdpa", training_job(attention="eager"), {"attention": "sdpa"}),
         ("sdpa", inference_job(attention="eager"), {"attention": "sdpa"}),
+        ("sdpa", training_job(attention="eager", of=model(attention_kernels=("flash", "eager"))), {"attention": "flash"}),
         ("adamw-fused", training_job(), {"optimizer": "adamw-fused"}),
         ("fused-loss", training_job(), {"loss": "fused"}),
         ("micro-batch", training_job(batch=6, grad_accum=2), {"batch": 1, "grad_accum": 12}),
@@ -107,7 +108,7 @@ def test_what_a_lever_edits(name: str, job: Job, edits: dict[str, object]) -> No
     ("name", "job"),
     [
         ("sdpa", training_job(attention="flash")),
-        ("sdpa", training_job(attention="eager", of=model(attention_kernels=("flash", "eager")))),
+        ("sdpa", training_job(attention="eager", of=model(attention_kernels=("eager",)))),
         ("adamw-fused", training_job(optimizer="adamw-fused")),
         ("adamw-fused", training_job(optimizer="sgd")),
         ("fused-loss", training_job(of=model(loss="masked-lm"))),

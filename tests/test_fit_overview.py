@@ -53,7 +53,7 @@ def test_cells_by_hand() -> None:
 
 def test_commands_ask_the_same() -> None:
     commands = {way.name: way.command for way in _ask().ways}
-    assert commands["inference, 4-bit"] == "memfit infer tiny --context 4096 --quantization int4 --headroom 0"
+    assert commands["inference, 4-bit"] == "memfit infer tiny --context 4096 --weight-dtype bf16 --quantization int4 --headroom 0"
     assert commands["QLoRA"].startswith(
         "memfit finetune tiny --seq 2048 --precision bf16-true --checkpointing full --method qlora"
     )

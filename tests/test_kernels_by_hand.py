@@ -1,6 +1,7 @@
 """What operations keep for backward and what they need while they run, worked out by hand from shapes and formats.
 
-Symbols: h hidden, f feed-forward, a heads, d head dimension, q = a d, kv = key-value heads x d, s sequence, V vocabulary; bytes per token.
+Symbols: h hidden, f feed-forward, a heads, d head dimension, q = a d, kv = key-value heads x d, s sequence, V vocabulary;
+bytes per token.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ HALF = training_policy("bf16-true", None)
 SINGLE = training_policy("32-true", None)
 
 
-def kept_by(build: Callable[[BlockBuilder], Value], width: int = H, *, precision: PrecisionPolicy = HALF, sequence: int = 1, **policy: Any) -> int:
-    """Bytes per token that the operations of a block keep, at a sequence of `sequence` tokens. Weights' own bytes are not kept."""
+def kept_by(
+    build: Callable[[BlockBuilder], Value], width: int = H, *, precision: PrecisionPolicy = HALF, sequence: int = 1, **policy: Any
+) -> int:
+    """Bytes per token that the operations of a block keep, at a sequence of `sequence` tokens. Weights' own bytes are not
+    kept."""
     b = BlockBuilder("block", width)
     block = b.done(build(b))
     lowered = lower(block, KernelPolicy(precision=precision, **policy), input_requires_grad=True, input_dtype=precision.weight)
@@ -36,7 +40,9 @@ def kept_by(build: Callable[[BlockBuilder], Value], width: int = H, *, precision
     return total
 
 
-def slope(workload: Training, config: dict[str, Any] = models.LLAMA_1B, *, key: str = "num_hidden_layers", **changes: Any) -> float:
+def slope(
+    workload: Training, config: dict[str, Any] = models.LLAMA_1B, *, key: str = "num_hidden_layers", **changes: Any
+) -> float:
     """Kept bytes per token that one more layer adds."""
 
     def kept(layers: int) -> int:
@@ -91,7 +97,12 @@ def test_an_eager_llama_layer_keeps_two_score_matrices() -> None:
 
 def test_a_checkpointed_layer_keeps_its_input() -> None:
     """2h in bf16; 4h under autocast over fp32 weights, whose residual stream is fp32; 4h in fp32."""
-    for precision, weight_dtype, boundary in (("bf16-true", None, 2), ("bf16-mixed", "fp32", 4), ("bf16-mixed", "bf16", 2), ("32-true", None, 4)):
+    for precision, weight_dtype, boundary in (
+        ("bf16-true", None, 2),
+        ("bf16-mixed", "fp32", 4),
+        ("bf16-mixed", "bf16", 2),
+        ("32-true", None, 4),
+    ):
         workload = Training(batch=2, seq=1024, precision=precision, weight_dtype=weight_dtype, checkpointing="full")
         assert slope(workload) == boundary * H
 
@@ -102,7 +113,8 @@ def test_autocast_over_16_bit_weights_has_nothing_to_cast_in_matrix_products() -
 
 
 def test_frozen_weights_keep_less() -> None:
-    """No linear keeps its input, norms 4h + 4 each, SwiGLU 6f; what remains are the adapters: fp32 inputs 4 in and 4r a module."""
+    """No linear keeps its input, norms 4h + 4 each, SwiGLU 6f; what remains are the adapters: fp32 inputs 4 in and 4r a
+    module."""
     rank = 8
     adapters = {"lora_targets": "q_proj", "lora_rank": rank, "lora_dtype": "fp32"}
     frozen = 2 * (4 * H + 4) + (2 * Q + 4 * KV + 2 * Q + 4 * HEADS) + 6 * FFN
@@ -132,7 +144,8 @@ def test_dropout_on_the_adapters_input_keeps_a_mask_and_its_result() -> None:
 
 
 def test_a_gpt2_layer() -> None:
-    """fp32: LayerNorms 2 (4h + 8) with their outputs 4h each as inputs of c_attn and c_fc; fused qkv 12h; eager q, k, v copies 12h,
+    """fp32: LayerNorms 2 (4h + 8) with their outputs 4h each as inputs of c_attn and c_fc; fused qkv 12h; eager q, k, v copies
+    12h,
     probabilities 4as; attention output 4h; gelu_new 5 x 4 x 4h, its result being c_proj's input."""
     h, a, seq = 768, 12, 256
     norms = 2 * (4 * h + 8) + 2 * 4 * h
@@ -144,7 +157,8 @@ def test_a_gpt2_layer() -> None:
 
 
 def test_a_bert_layer() -> None:
-    """fp32, eager: x; q, k, v copied head by head 12h; probabilities 4as; context 4h; two LayerNorms 4h + 8 with outputs 4h (the second
+    """fp32, eager: x; q, k, v copied head by head 12h; probabilities 4as; context 4h; two LayerNorms 4h + 8 with outputs 4h
+    (the second
     is the next layer's x); GELU 4f + 4f."""
     h, f, a, seq = 768, 3072, 12, 128
     expected = 3 * 4 * h + 4 * a * seq + 4 * h + 2 * (4 * h + 8) + 2 * 4 * h + 8 * f
@@ -153,7 +167,8 @@ def test_a_bert_layer() -> None:
 
 
 def test_qwen3_norms_q_and_k_head_by_head() -> None:
-    """Each RMSNorm of width w over n heads keeps 6w + 4n: fp32 input, normalised copy, one number a head (its output is roped)."""
+    """Each RMSNorm of width w over n heads keeps 6w + 4n: fp32 input, normalised copy, one number a head (its output is
+    roped)."""
     plain = {**models.LLAMA_1B, "model_type": "qwen2", "head_dim": None}
     normed = {**models.LLAMA_1B, "model_type": "qwen3"}
     workload = Training(batch=1, seq=512, precision="bf16-true")
@@ -255,7 +270,8 @@ def scores_kept(precision: PrecisionPolicy, dropout: float) -> int:
     [(HALF, 0.0, 4 + 2), (HALF, 0.1, 4 + 1 + 2), (SINGLE, 0.0, 4), (SINGLE, 0.1, 4 + 1 + 4)],
 )
 def test_score_matrices_of_eager_attention(precision: PrecisionPolicy, dropout: float, per_head: int) -> None:
-    """16 bit: fp32 softmax 4 and probabilities 2; dropout adds its mask and its result, which replaces the probabilities as the second
+    """16 bit: fp32 softmax 4 and probabilities 2; dropout adds its mask and its result, which replaces the probabilities as
+    the second
     product's operand. fp32: 4; with dropout the mask and the result beside it."""
     assert scores_kept(precision, dropout) == 4 * per_head
 
@@ -310,13 +326,22 @@ def test_an_adapter_keeps_the_input_in_its_format_and_the_low_rank_result() -> N
 
 def wide(vocab: int) -> Model:
     """One small layer under a vocabulary so large that the loss binds."""
-    return models.make(models.LLAMA_1B, hidden_size=64, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2, head_dim=32,
-                       num_hidden_layers=1, vocab_size=vocab)  # fmt: skip
+    return models.make(
+        models.LLAMA_1B,
+        hidden_size=64,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_hidden_layers=1,
+        vocab_size=vocab,
+    )
 
 
 @pytest.mark.parametrize(("outputs", "backward"), [("kept", 14), ("dropped", 12)])
 def test_logits_cost_10v_in_forward_and_14v_in_backward(outputs: str, backward: int) -> None:
-    """bf16 logits 2V, fp32 copy 4V, log-softmax 4V; backward adds the log-softmax's gradient 4V and the copy's 4V, and 2V of outputs."""
+    """bf16 logits 2V, fp32 copy 4V, log-softmax 4V; backward adds the log-softmax's gradient 4V and the copy's 4V, and 2V of
+    outputs."""
     tokens, vocab = 2 * 512, 200_000
     rank = models.rank_of(wide(vocab), Training(batch=2, seq=512, precision="bf16-true", optimizer="sgd", outputs=outputs))
     assert rank.peak.phase == "backward"
@@ -347,6 +372,8 @@ def test_fp32_logits_need_no_copy() -> None:
 
 
 def test_a_fused_loss_has_no_logits() -> None:
-    eager, fused = (models.rank_of(wide(200_000), Training(batch=2, seq=512, precision="bf16-true", loss=loss)) for loss in ("eager", "fused"))
+    eager, fused = (
+        models.rank_of(wide(200_000), Training(batch=2, seq=512, precision="bf16-true", loss=loss)) for loss in ("eager", "fused")
+    )
     assert models.component(fused, "logits") == 0
     assert fused.peak.allocated_bytes < eager.peak.allocated_bytes

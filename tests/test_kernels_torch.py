@@ -1,6 +1,7 @@
 """Operations and whole models against PyTorch: what autograd really keeps, on small real tensors on the CPU.
 
-Left out where the CPU is not CUDA (see `torch_truth`): dropout masks are made with `native_dropout`, LayerNorm's statistics are compared
+Left out where the CPU is not CUDA (see `torch_truth`): dropout masks are made with `native_dropout`, LayerNorm's statistics
+are compared
 in fp32 or corrected by name, attention is eager or takes what the flash kernel takes, autocast is not compared.
 """
 
@@ -28,8 +29,15 @@ from memfit.model import AXES, BlockBuilder, Value
 from memfit.precision import training_policy
 
 BATCH, SEQ, HIDDEN = 3, 20, 48
-COUNTS = {"once": 1, "position": SEQ, "sequence": BATCH, "token": BATCH * SEQ, "key-token": BATCH * SEQ, "pair": BATCH * SEQ * SEQ,
-          "position-pair": SEQ * SEQ}  # fmt: skip
+COUNTS = {
+    "once": 1,
+    "position": SEQ,
+    "sequence": BATCH,
+    "token": BATCH * SEQ,
+    "key-token": BATCH * SEQ,
+    "pair": BATCH * SEQ * SEQ,
+    "position-pair": SEQ * SEQ,
+}
 PRECISIONS = ("32-true", "bf16-true")
 
 # ------------------------------------------------------------------ operation by operation
@@ -39,7 +47,9 @@ def modelled(build: Callable[[BlockBuilder], Value], precision: str, *, width: i
     """Bytes that memfit says a block of operations keeps."""
     b = BlockBuilder("block", width)
     policy = training_policy(precision, None)
-    lowered = lower(b.done(build(b)), KernelPolicy(precision=policy, attention="eager"), input_requires_grad=True, input_dtype=policy.weight)
+    lowered = lower(
+        b.done(build(b)), KernelPolicy(precision=policy, attention="eager"), input_requires_grad=True, input_dtype=policy.weight
+    )
     saved = {storage for node in lowered.tape.nodes for storage in node.saved if storage >= 0}
     sizes = (lowered.tape.sizes[storage] for storage in saved)
     return sum(num_bytes * COUNTS[AXES[axis]] for axis, num_bytes in sizes)
@@ -182,30 +192,67 @@ def test_cross_entropy(precision: str, upcast: bool) -> None:
 # ------------------------------------------------------------------ kept bytes of whole models
 
 DECODER = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "attention_dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 ENCODER = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
-GPT2 = {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 64, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-        "resid_pdrop": 0.0, "pad_token_id": 0}  # fmt: skip
-NEOX = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "max_position_embeddings": 64, "pad_token_id": 0, "classifier_dropout": 0.0}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+GPT2 = {
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": 64,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "pad_token_id": 0,
+}
+NEOX = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "classifier_dropout": 0.0,
+}
 
 T = transformers
 CASES = {
     "llama": lambda: Case(T.LlamaForCausalLM, T.LlamaConfig(**DECODER)),
     "llama, biases, tied, wide heads": lambda: Case(
-        T.LlamaForCausalLM, T.LlamaConfig(**DECODER, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=16)),
+        T.LlamaForCausalLM, T.LlamaConfig(**DECODER, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=16)
+    ),
     "llama, multi-head": lambda: Case(T.LlamaForCausalLM, T.LlamaConfig(**{**DECODER, "num_key_value_heads": 4})),
     "llama, gelu": lambda: Case(T.LlamaForCausalLM, T.LlamaConfig(**DECODER, hidden_act="gelu")),
     "llama, sequence labels": lambda: Case(T.LlamaForSequenceClassification, T.LlamaConfig(**DECODER, num_labels=3), "sequence"),
-    "llama, token labels": lambda: Case(T.LlamaForTokenClassification, T.LlamaConfig(**DECODER, num_labels=3, classifier_dropout=0.0)),
+    "llama, token labels": lambda: Case(
+        T.LlamaForTokenClassification, T.LlamaConfig(**DECODER, num_labels=3, classifier_dropout=0.0)
+    ),
     "mistral": lambda: Case(T.MistralForCausalLM, T.MistralConfig(**DECODER, sliding_window=16)),
     "qwen2": lambda: Case(T.Qwen2ForCausalLM, T.Qwen2Config(**DECODER)),
-    "qwen2, sliding": lambda: Case(T.Qwen2ForCausalLM, T.Qwen2Config(**DECODER, use_sliding_window=True, sliding_window=8, max_window_layers=1)),
+    "qwen2, sliding": lambda: Case(
+        T.Qwen2ForCausalLM, T.Qwen2Config(**DECODER, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    ),
     "qwen3": lambda: Case(T.Qwen3ForCausalLM, T.Qwen3Config(**DECODER, head_dim=16)),
     "gemma2": lambda: Case(T.Gemma2ForCausalLM, T.Gemma2Config(**DECODER, head_dim=16, sliding_window=16)),
     "gpt2": lambda: Case(T.GPT2LMHeadModel, T.GPT2Config(**GPT2)),
@@ -213,13 +260,14 @@ CASES = {
     "gpt2, token labels": lambda: Case(T.GPT2ForTokenClassification, T.GPT2Config(**GPT2, num_labels=3, classifier_dropout=0.0)),
     "gpt_neox": lambda: Case(T.GPTNeoXForCausalLM, T.GPTNeoXConfig(**NEOX)),
     "gpt_neox, in sequence, whole rotary": lambda: Case(
-        T.GPTNeoXForCausalLM, T.GPTNeoXConfig(**NEOX, use_parallel_residual=False, rotary_pct=1.0, attention_bias=False)),
+        T.GPTNeoXForCausalLM, T.GPTNeoXConfig(**NEOX, use_parallel_residual=False, rotary_pct=1.0, attention_bias=False)
+    ),
     "bert": lambda: Case(T.BertForMaskedLM, T.BertConfig(**ENCODER)),
     "bert, untied, relu": lambda: Case(T.BertForMaskedLM, T.BertConfig(**ENCODER, tie_word_embeddings=False, hidden_act="relu")),
     "bert, sequence labels": lambda: Case(T.BertForSequenceClassification, T.BertConfig(**ENCODER, num_labels=3), "sequence"),
     "bert, token labels": lambda: Case(T.BertForTokenClassification, T.BertConfig(**ENCODER, num_labels=3)),
     "bert, spans": lambda: Case(T.BertForQuestionAnswering, T.BertConfig(**ENCODER), "span"),
-}  # fmt: skip
+}
 
 
 def rank_of(case: Case, batch: int, seq: int, **settings: Any) -> Any:

@@ -46,13 +46,23 @@ def test_sizes(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("7B", 7_000_000_000), ("7e9", 7_000_000_000), ("350M", 350_000_000), ("1.5b", 1_500_000_000), ("2k", 2000), ("1T", 10**12), ("12", 12)],
+    [
+        ("7B", 7_000_000_000),
+        ("7e9", 7_000_000_000),
+        ("350M", 350_000_000),
+        ("1.5b", 1_500_000_000),
+        ("2k", 2000),
+        ("1T", 10**12),
+        ("12", 12),
+    ],
 )
 def test_counts_are_powers_of_a_thousand(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("128k", 131_072), ("128K", 131_072), ("1M", 1_048_576), ("0.5k", 512)])
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8192", 8192), ("128k", 131_072), ("128K", 131_072), ("1M", 1_048_576), ("0.5k", 512)]
+)
 def test_tokens_are_powers_of_1024(text: str, tokens: int) -> None:
     assert parse_tokens(text) == tokens
 
@@ -62,7 +72,9 @@ def test_shares(text: str, share: float) -> None:
     assert parse_fraction(text) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("text", ["", " ", "GiB", "12 parsecs", "-1", "1e", "0x10", "1..2", "nan", "inf", "1e400", "9" * 65, "1 2", "1\n2", "١٢", "²"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "GiB", "12 parsecs", "-1", "1e", "0x10", "1..2", "nan", "inf", "1e400", "9" * 65, "1 2", "1\n2", "١٢", "²"]
+)
 @pytest.mark.parametrize("parse", [parse_size, parse_count, parse_tokens])
 def test_what_is_no_quantity_is_refused_with_an_example(parse: Callable[[str], int], text: str) -> None:
     with pytest.raises(UsageError, match="write it like") as caught:
@@ -135,7 +147,8 @@ def test_a_small_number_does_not_print_as_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(8_030_261_248, "8.03B"), (124_439_808, "124.44M"), (4096, "4,096"), (1_800_000_000_000, "1.80T"), (0, "0")]
+    ("count", "text"),
+    [(8_030_261_248, "8.03B"), (124_439_808, "124.44M"), (4096, "4,096"), (1_800_000_000_000, "1.80T"), (0, "0")],
 )
 def test_format_count(count: int, text: str) -> None:
     assert format_count(count) == text

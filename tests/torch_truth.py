@@ -1,7 +1,9 @@
 """Measures what PyTorch itself takes: tiny real Hugging Face models on the CPU, every storage counted to the byte.
 
-The CPU records the same autograd graph as CUDA where the operators are the same. They are not for dropout masks (here: dropout 0), for
-autocast (other lists of operations: not used here), for scaled_dot_product_attention (replaced by `flash_attention`, which takes what
+The CPU records the same autograd graph as CUDA where the operators are the same. They are not for dropout masks (here: dropout
+0), for
+autocast (other lists of operations: not used here), for scaled_dot_product_attention (replaced by `flash_attention`, which
+takes what
 the CUDA kernel takes) and for LayerNorm's statistics in 16 bit (`CPU_STATISTICS`).
 """
 
@@ -21,7 +23,8 @@ from torch.utils._pytree import tree_iter
 transformers.logging.set_verbosity_error()
 
 CPU_STATISTICS = 4
-"""Bytes a row that CUDA's LayerNorm keeps more than the CPU's in 16 bit: mean and deviation in fp32 (2 x 4 B), not in the input's format."""
+"""Bytes a row that CUDA's LayerNorm keeps more than the CPU's in 16 bit: mean and deviation in fp32 (2 x 4 B), not in the
+input's format."""
 
 TORCH_DTYPES = {"bf16-true": torch.bfloat16, "32-true": torch.float32}
 

@@ -37,6 +37,10 @@ def _shown(given: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
+def _number(bound: float) -> str:
+    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
+
+
 class Option(Record):
     """What is known of one field. `kind` is size | count | tokens | fraction | number | text | choice | flag."""
 
@@ -126,10 +130,10 @@ class Option(Record):
         if value != value:
             raise UsageError(f"{self.flag} takes a number, not {value}")
         if self.minimum is not None and value < self.minimum:
-            raise UsageError(f"{self.flag} must be at least {self.minimum:g}, not {_shown(value)}")
+            raise UsageError(f"{self.flag} must be at least {_number(self.minimum)}, not {_shown(value)}")
         maximum = self.maximum if self.maximum is not None else LARGEST
         if value > maximum:
-            raise UsageError(f"{self.flag} must be at most {maximum:g}, not {_shown(value)}")
+            raise UsageError(f"{self.flag} must be at most {_number(maximum)}, not {_shown(value)}")
 
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of this field's value."""

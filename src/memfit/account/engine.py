@@ -12,7 +12,7 @@ from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, bounds, combine
 from memfit.account.overheads import Overhead
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
-from memfit.account.resolve import runtime_of
+from memfit.account.resolve import lora_targets, runtime_of
 from memfit.account.serving import ServingPolicy, compile_serving
 from memfit.account.states import Optimizer, find_optimizer, state_bytes, tensors_of, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
@@ -53,8 +53,15 @@ def _serving_profile(model: Model, kernels: KernelPolicy, policy: ServingPolicy)
 
 
 @lru_cache(maxsize=256)
-def _host_states(model: Model, kernels: KernelPolicy, optimizer: str) -> int:
-    return state_bytes(find_optimizer(optimizer), trained_tensors(tensors_of(model), kernels))
+def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> int:
+    return state_bytes(optimizer, trained_tensors(tensors_of(model), kernels))
+
+
+def _optimizer_of(job: Job, workload: Training) -> Optimizer:
+    """The optimizer with the runtime's habits: which implementation `adamw` means, what embeddings keep."""
+    runtime = runtime_of(job)
+    optimizer = find_optimizer(runtime.adamw if workload.optimizer == "adamw" else workload.optimizer)
+    return optimizer._replace(full_embeddings=True) if optimizer.blockwise and runtime.full_embedding_states else optimizer
 
 
 def _workspace(job: Job, *, training: bool) -> Overhead:
@@ -81,14 +88,13 @@ def compile_job(job: Job) -> Compiled:
 def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     """What decides the kernels and the step of a training job."""
     seq = workload.seq or 1
-    optimizer_name = workload.optimizer if workload.optimizer != "adamw" else runtime_of(job).adamw
     method = workload.method if isinstance(workload, FineTuning) else "full"
     adapter: Adapter | None = None
     targets: tuple[str, ...] = ()
     quantized = None
     if isinstance(workload, FineTuning) and method != "full":
         adapter = Adapter(workload.lora_rank, workload.lora_dtype, workload.lora_dropout)
-        targets = tuple(part.strip() for part in workload.lora_targets.split(",") if part.strip())
+        targets = lora_targets(workload)
         if method == "qlora":
             quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
     kernels = KernelPolicy(
@@ -106,7 +112,7 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         device_capability=_capability(job),
     )
     policy = TrainingPolicy(
-        optimizer=find_optimizer(optimizer_name),
+        optimizer=_optimizer_of(job, workload),
         checkpointed=workload.checkpointing == "full",
         outputs_kept=workload.outputs == "kept",
         gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
@@ -119,7 +125,7 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = _training_policies(job, workload)
     seq = workload.seq or 1
     numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0)
-    host = _host_states(job.model, kernels, policy.optimizer.name) if policy.optimizer.paged else 0
+    host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     profile = _training_profile(job.model, kernels, policy)
     return Compiled(profile, kernels, numbers, numbers, _workspace(job, training=True), host, policy.optimizer)
 
@@ -164,24 +170,31 @@ def least_bytes(job: Job) -> int:
 
 
 class _Binding(NamedTuple):
-    """The largest moment of a phase, evaluated."""
+    """A moment, evaluated."""
 
     moment: Moment
     allocated: int
     counts: tuple[int, ...]
 
 
-def _binding_moments(compiled: Compiled) -> list[_Binding]:
-    """The largest moment of every phase, in order of appearance."""
+def _all_moments(compiled: Compiled) -> list[_Binding]:
+    """Every moment, evaluated."""
     profile = compiled.profile
     counts = monomials(compiled.numbers, profile.windows)
     short = counts if compiled.step is compiled.numbers else monomials(compiled.step, profile.windows)
+    return [
+        _Binding(one, allocated, short if one.short else counts)
+        for one, allocated in zip(profile.moments, moment_bytes(profile, counts, short), strict=True)
+    ]
+
+
+def _binding_moments(compiled: Compiled) -> list[_Binding]:
+    """The largest moment of every phase, in order of appearance."""
     best: dict[str, _Binding] = {}
-    for one, allocated in zip(profile.moments, moment_bytes(profile, counts, short), strict=True):
-        used = short if one.short else counts
-        found = best.get(one.phase)
-        if found is None or allocated > found.allocated:
-            best[one.phase] = _Binding(one, allocated, used)
+    for one in _all_moments(compiled):
+        found = best.get(one.moment.phase)
+        if found is None or one.allocated > found.allocated:
+            best[one.moment.phase] = one
     return list(best.values())
 
 
@@ -296,8 +309,8 @@ def _details(
     phases = _phases(compiled, bindings)
     known = {"workspace": compiled.workspace, **outside}
     largest = {name: one.bytes for name, one in outside.items()}
-    for phase in phases:
-        for name, value in phase.components.items():
+    for binding in _all_moments(compiled):
+        for name, value in _components(compiled, binding).items():
             if value > largest.get(name, 0):
                 largest[name] = value
     uncertainty = job.model.relative_uncertainty
@@ -335,9 +348,5 @@ def _cache_use(job: Job, compiled: Compiled) -> CacheUse | None:
     if not isinstance(workload, Inference) or not profile.cache:
         return None
     context = workload.context or 1
-    one = Numbers(1, 1, context)
-    bytes_now = amount(profile.cache, monomials(one, profile.windows))
-    longest = max((context, *profile.windows)) + 1
-    before = amount(profile.cache, monomials(Numbers(1, 1, longest - 1), profile.windows))
-    after = amount(profile.cache, monomials(Numbers(1, 1, longest), profile.windows))
-    return CacheUse(bytes_per_token=after - before, bytes_per_sequence=bytes_now)
+    now, before = (amount(profile.cache, monomials(Numbers(1, 1, length), profile.windows)) for length in (context, context - 1))
+    return CacheUse(bytes_per_token=now - before, bytes_per_sequence=now)

@@ -85,7 +85,7 @@ class Rank(Record):
 
 
 class CacheUse(Record):
-    """The KV cache of one device: `bytes_per_token` is the slope at long contexts (sliding layers no longer grow)."""
+    """The KV cache of one device: `bytes_per_token` is what the last token of the context adds."""
 
     bytes_per_token: int
     bytes_per_sequence: int

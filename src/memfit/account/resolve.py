@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memfit.account import overheads
-from memfit.errors import UsageError
+from memfit.errors import UsageError, did_you_mean
 from memfit.job import Assumption, FineTuning, Inference, Job, Training, Workload
+from memfit.kernels.context import ALL_LINEAR, target_of
 from memfit.options import options_of
 from memfit.precision import training_policy
 from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runtime
@@ -123,6 +124,8 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
             choices.changes["weight_dtype"] = policy.weight
     if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
         raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
+    if isinstance(workload, FineTuning) and workload.method != "full":
+        _check_targets(job, workload, choices)
     if model.loss is None and model.family != "counts":
         choices.warnings.append(
             ("no-loss", f"{model.architecture} has no head, so no loss is counted; name the trained class with --head")
@@ -134,6 +137,34 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
                 f"the checkpoint is {model.facts['quantization']}; training is counted on weights in {policy.weight}",
             )
         )
+
+
+def _check_targets(job: Job, workload: FineTuning, choices: _Choices) -> None:
+    """Targets that no module has would silently train nothing."""
+    modules = {
+        target_of(parameter)
+        for segment in job.model.segments
+        for block in segment.blocks
+        for parameter in block.parameters
+        if parameter.role == "linear"
+    }
+    targets = lora_targets(workload)
+    if targets == (ALL_LINEAR,):
+        return
+    unknown = [one for one in targets if one not in modules]
+    if len(unknown) == len(targets):
+        wrong = f"{unknown[0][:60]!r}{did_you_mean(unknown[0][:60], modules)}" if unknown else "nothing"
+        raise UsageError(
+            f"--lora-targets names {wrong}; {job.model.family} has {', '.join(sorted(modules))}, or {ALL_LINEAR} for all"
+        )
+    if unknown:
+        text = f"{job.model.family} has no module {', '.join(one[:60] for one in unknown)}: --lora-targets trains the others only"
+        choices.warnings.append(("unmatched-targets", text))
+
+
+def lora_targets(workload: FineTuning) -> tuple[str, ...]:
+    """The module names that --lora-targets lists."""
+    return tuple(part.strip() for part in workload.lora_targets.split(",") if part.strip())
 
 
 def _lacks_bf16(job: Job) -> bool:

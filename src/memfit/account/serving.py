@@ -31,11 +31,15 @@ def cache_axis(cache: CacheSpec, windows: tuple[int, ...]) -> int:
     return KEY_TOKEN if cache.window is None else len(AXES) + windows.index(cache.window)
 
 
-def cache_form(model: Model, kv_dtype: str) -> Form:
-    """Bytes of the cache: for each layer (K + V elements) x bytes x cached tokens."""
+def cache_form(model: Model, kv_dtype: str, *, cropped: bool = True) -> Form:
+    """Bytes of the cache: for each layer (K + V elements) x bytes x cached tokens.
+
+    `cropped` false: a sliding layer still holds the whole prompt. DynamicSlidingWindowLayer crops by a view, whose storage goes
+    only when the next token is concatenated.
+    """
     total: Form = {}
     for cache, layers in model.caches:
-        slot = KV_CACHE + cache_axis(cache, model.windows)
+        slot = KV_CACHE + (cache_axis(cache, model.windows) if cropped else KEY_TOKEN)
         total[slot] = total.get(slot, 0) + layers * cache_bytes(cache, kv_dtype)
     return total
 
@@ -54,13 +58,15 @@ def _growth(model: Model, kv_dtype: str) -> list[Form]:
     return [{slot: num_bytes} for slot, num_bytes in largest.items()]
 
 
-def _states(model: Model, kernels: KernelPolicy, shared: Form, phase: str, *, short: bool) -> list[tuple[str, str, Form, bool]]:
+def _states(
+    model: Model, kernels: KernelPolicy, cache: Form, shared: Form, phase: str, *, short: bool
+) -> list[tuple[str, str, Form, bool]]:
     """The largest states of every kind of block; a layer's are the same wherever it stands, the cache is counted whole."""
     found = []
     dtype = kernels.precision.weight
     embedded = ZERO
     for segment in model.segments:
-        base = add(shared, embedded) if segment.role == "layers" else ZERO
+        base = add(cache, shared, embedded) if segment.role == "layers" else cache
         for block in segment.blocks:
             memory = measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype))
             dtype = memory.output_dtype
@@ -74,13 +80,14 @@ def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) 
     """The profile of prefill and decode."""
     weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors_of(model), kernels) + model.buffer_bytes}
     cache = cache_form(model, policy.kv_dtype)
-    statics = {**weights, **cache, INPUTS + TOKEN: ID_BYTES, WORKSPACE + ONCE: policy.workspace}
+    statics = {**weights, INPUTS + TOKEN: ID_BYTES, WORKSPACE + ONCE: policy.workspace}
     tables, mask = shared_forms(model, kernels)
     load = add(weights, {TEMPORARY + ONCE: _load_scratch(model, kernels)})
-    moments = _states(model, kernels, add(tables, mask), "prefill", short=False)
+    filled = cache_form(model, policy.kv_dtype, cropped=False)
+    moments = _states(model, kernels, filled, add(tables, mask), "prefill", short=False)
     if model.kind == "decoder" and cache:
-        moments += _states(model, kernels._replace(decoding=True), tables, "decode", short=True)
-        moments += [("decode", "cache concatenation", growth, True) for growth in _growth(model, policy.kv_dtype)]
+        moments += _states(model, kernels._replace(decoding=True), cache, tables, "decode", short=True)
+        moments += [("decode", "cache concatenation", add(cache, growth), True) for growth in _growth(model, policy.kv_dtype)]
     return Profile(
         moments=(loading(load), *pruned(moments)),
         statics=statics,

@@ -48,6 +48,8 @@ class Optimizer(NamedTuple):
     states: int
     state_bytes: int | None = None
     blockwise: bool = False
+    full_embeddings: bool = False
+    """Block-wise, but embeddings keep 32-bit states (the runtime's habit)."""
     paged: bool = False
     foreach_tensors: int = 0
     loop: bool = False
@@ -162,7 +164,7 @@ def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
     for one in trained:
         element = DTYPE_BYTES[one.dtype] if optimizer.state_bytes is None else optimizer.state_bytes
         if optimizer.blockwise:
-            if one.elements < BLOCKWISE_MINIMUM:
+            if one.elements < BLOCKWISE_MINIMUM or (optimizer.full_embeddings and one.role == "embedding"):
                 per_state = 4 * one.elements
             else:
                 per_state = one.elements * element + 4 * -(-one.elements // BLOCKWISE_BLOCK)

@@ -10,7 +10,7 @@ from memfit.precision import TORCH_DTYPES
 
 LARGEST_DIMENSION = 1 << 31
 """No dimension of a real model comes near this; above it a config is broken or hostile."""
-LARGEST_LAYERS = 1 << 16
+LARGEST_LAYERS = 1 << 10
 
 IRRELEVANT = frozenset(
     """

@@ -23,7 +23,10 @@ def smallest_devices(job: Job, estimate: EstimateFunction, peak_bytes: int, most
     Only GPUs: what the runtimes of memfit allocate elsewhere is not known.
     """
     found = []
+    vendors = _vendors(job)
     for device in _candidates():
+        if device.vendor not in vendors:
+            continue
         if allowed_bytes(device.usable_bytes, job.headroom) < peak_bytes * KERNEL_SLACK:
             continue
         there = on_device(job, device)
@@ -32,6 +35,15 @@ def smallest_devices(job: Job, estimate: EstimateFunction, peak_bytes: int, most
             if len(found) == most:
                 break
     return tuple(found)
+
+
+def _vendors(job: Job) -> tuple[str, ...]:
+    """Whose GPUs run the job as it is counted: bitsandbytes needs CUDA, and who asks about NVIDIA is not told to change."""
+    workload = job.workload
+    quantised = getattr(workload, "method", "") == "qlora" or "8bit" in getattr(workload, "optimizer", "")
+    quantised = quantised or getattr(workload, "quantization", None) in ("int8", "nf4", "nf4-dq")
+    asked = job.cluster.device.vendor if job.cluster else ""
+    return ("nvidia",) if quantised or asked == "nvidia" else ("nvidia", "amd")
 
 
 def on_device(job: Job, device: Device) -> Job:

@@ -60,8 +60,12 @@ def _up_to(positions: int | None, length: int) -> int:
     return length if positions is None else min(length, positions)
 
 
-def _infer(quantization: str | None) -> Callable[[Model], Workload]:
-    return lambda model: Inference(context=_up_to(model.max_positions, CONTEXT), quantization=quantization)
+def _infer(quantization: str) -> Callable[[Model], Workload]:
+    def workload(model: Model) -> Workload:
+        half = model.dtype if model.dtype in ("bf16", "fp16") else "bf16"
+        return Inference(context=_up_to(model.max_positions, CONTEXT), weight_dtype=half, quantization=quantization)
+
+    return workload
 
 
 def _finetune(method: str) -> Callable[[Model], Workload]:
@@ -73,7 +77,7 @@ def _finetune(method: str) -> Callable[[Model], Workload]:
 
 
 WAYS: tuple[tuple[str, Callable[[Model], Workload]], ...] = (
-    ("inference, 16-bit", _infer(None)),
+    ("inference, 16-bit", _infer("none")),
     ("inference, 8-bit", _infer("int8")),
     ("inference, 4-bit", _infer("int4")),
     ("QLoRA", _finetune("qlora")),

@@ -125,23 +125,28 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """sdpa's fallback: scaled q and k, repeated k and v, the full score matrix; keeps the softmax.
+    """sdpa's fallback: scaled q and k, repeated k and v, the full score matrix, all in fp32; keeps the softmax.
+
+    16-bit operands are cast first (torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is off by default).
 
     Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
     """
     tape = context.tape
     heads = op.attributes["num_heads"]
+    dtype = v.dtype
+    q, k, v = (tape.cast(one, "fp32") for one in (q, k, v))
     q = functions.unary(tape, q)
     k, v = _repeat(tape, op, k), _repeat(tape, op, v)
     k = functions.unary(tape, k)
     scores = functions.matmul(tape, q, k, pair_axis(q, k), heads)
-    if op.attributes["causal"] or has_mask(context, op):
-        mask = tape.tensor(POSITION_PAIR, 1, q.dtype)
+    masked = has_mask(context, op)
+    if op.attributes["causal"] or masked:
+        mask = tape.tensor(pair_axis(q, k) if masked else POSITION_PAIR, 1, q.dtype)
         tape.record((), (mask,))
         scores = functions.add(tape, scores, mask)
     probabilities = functions.unary(tape, scores, save_output=True)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
-    out = functions.matmul(tape, probabilities, v, q.axis, op.outputs[0].width)
+    out = tape.cast(functions.matmul(tape, probabilities, v, q.axis, op.outputs[0].width), dtype)
     return _contiguous(tape, out)
 
 

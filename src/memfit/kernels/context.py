@@ -9,6 +9,9 @@ from memfit.kernels.tape import Tape
 from memfit.model.description import Parameter
 from memfit.precision import PrecisionPolicy, QuantizedFormat
 
+ALL_LINEAR = "all-linear"
+"""Targets every linear layer but the head."""
+
 
 class Adapter(NamedTuple):
     """A low-rank pair beside a frozen linear layer: A is rank x in, B is out x rank."""
@@ -36,7 +39,7 @@ class KernelPolicy(NamedTuple):
     train_all: bool = True
     adapter: Adapter | None = None
     adapter_targets: tuple[str, ...] = ()
-    """Module names (the last part) that get an adapter; ("all-linear",) for every linear layer but the head."""
+    """Module names (the last part) that get an adapter; (ALL_LINEAR,) for every linear layer but the head."""
     one_sequence: bool = False
     """A batch of one: eager attention's products take strided operands as views instead of copying them."""
     device_capability: tuple[int, int] | None = None
@@ -68,7 +71,7 @@ class Context(NamedTuple):
         policy = self.policy
         if policy.adapter is None or parameter.role != "linear":
             return None
-        if policy.adapter_targets == ("all-linear",) or target_of(parameter) in policy.adapter_targets:
+        if policy.adapter_targets == (ALL_LINEAR,) or target_of(parameter) in policy.adapter_targets:
             return policy.adapter
         return None
 

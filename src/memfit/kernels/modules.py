@@ -221,6 +221,8 @@ def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) 
         outputs.append(grad_w)
         saved.append(grad_w)
         weight_scratch.append(grad_w.size)
+        if grad_w.dtype != "fp32":  # each chunk's product is cast before it is added
+            weight_scratch.append((ONCE, 4 * grad_w.width))
     chunk = (TOKEN, 2 * x.width * DTYPE_BYTES[x.dtype])
     grads = ((size, 0, weight.name),) if trained else ()
     inputs = (x,) if copy is None else (x, copy)

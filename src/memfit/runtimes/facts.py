@@ -16,3 +16,5 @@ class Runtime(NamedTuple):
     adamw: str
     """Which implementation `adamw` means."""
     source: str
+    full_embedding_states: bool = False
+    """Block-wise optimizers keep 32-bit states for embeddings."""

@@ -19,7 +19,11 @@ HF_TRAINER = Runtime(
     description="transformers models under Trainer and accelerate",
     outputs="dropped",
     adamw="adamw-fused",
-    source="transformers 5.24 trainer.py drops the outputs before backward; TrainingArguments.optim is adamw_torch_fused",
+    full_embedding_states=True,
+    source=(
+        "transformers 5.24 trainer.py drops the outputs before backward and registers 32-bit states of embeddings for "
+        "bitsandbytes; TrainingArguments.optim is adamw_torch_fused"
+    ),
 )
 
 TORCH = HF._replace(name="torch", version="2.13", description="a raw PyTorch loop over the same modules")

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from memfit.fit.levers.lever import Lever, with_workload
+from memfit.job import Job
+
+_SPELLING = {"sdpa": "sdpa", "flash": "flash_attention_2"}
+FLASH_CAPABILITY = (8, 0)
+
+
+def _fused(job: Job) -> str | None:
+    """sdpa where the architecture has it, else FlashAttention where it and the device have it."""
+    if "sdpa" in job.model.attention_kernels:
+        return "sdpa"
+    capability = job.cluster.device.compute_capability if job.cluster else FLASH_CAPABILITY
+    runs = capability is None or capability >= FLASH_CAPABILITY
+    return "flash" if "flash" in job.model.attention_kernels and runs else None
+
 
 ATTENTION = Lever(
     name="sdpa",
     group="attention",
     free=True,
     why_here="the same arithmetic in one kernel, and faster: nothing is lost",
-    applies=lambda job: job.workload.attention == "eager" and "sdpa" in job.model.attention_kernels,
-    edit=lambda job: with_workload(job, attention="sdpa"),
-    change=lambda before, after: "fused attention (sdpa) instead of eager",
-    cost=lambda before, after: "none: the score matrices of eager attention are never stored, and it is faster",
-    flags=lambda job: ('attn_implementation="sdpa"',),
+    applies=lambda job: job.workload.attention == "eager" and _fused(job) is not None,
+    edit=lambda job: with_workload(job, attention=_fused(job)),
+    change=lambda before, after: f"fused attention ({after.workload.attention}) instead of eager",
+    cost=lambda before, after: (
+        "none: the score matrices of eager attention are never stored, and it is faster"
+        + ("; needs flash-attn" if after.workload.attention == "flash" else "")
+    ),
+    flags=lambda job: (f'attn_implementation="{_SPELLING[job.workload.attention]}"',),
 )
