@@ -54,9 +54,50 @@ BERT_BASE: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
 
+GEMMA_2B: dict[str, Any] = {
+    "model_type": "gemma", "vocab_size": 256000, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "hidden_act": "gelu",
+}  # fmt: skip
+GEMMA3_1B: dict[str, Any] = {
+    "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 6,
+}  # fmt: skip
+PHI_2: dict[str, Any] = {
+    "model_type": "phi", "vocab_size": 51200, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "partial_rotary_factor": 0.4, "resid_pdrop": 0.1,
+}  # fmt: skip
+PHI_4_MINI: dict[str, Any] = {
+    "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144,
+    "tie_word_embeddings": True, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+    "attention_bias": False, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+STABLELM_2: dict[str, Any] = {
+    "model_type": "stablelm", "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "use_qkv_bias": True, "partial_rotary_factor": 0.25,
+}  # fmt: skip
+OLMO2_13B: dict[str, Any] = {
+    "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "num_key_value_heads": 40,
+}  # fmt: skip
+GRANITE_8B: dict[str, Any] = {
+    "model_type": "granite", "vocab_size": 49155, "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True, "embedding_multiplier": 12.0,
+    "logits_scaling": 16.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125,
+}  # fmt: skip
+AYA_8B: dict[str, Any] = {
+    "model_type": "cohere", "vocab_size": 256000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "logit_scale": 0.0625, "use_qk_norm": False,
+}  # fmt: skip
+STARCODER2_3B: dict[str, Any] = {
+    "model_type": "starcoder2", "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
+    "num_attention_heads": 24, "num_key_value_heads": 2, "sliding_window": 4096, "norm_epsilon": 1e-5,
+}  # fmt: skip
+
 FAMILY_CONFIGS = {
     "llama": LLAMA_8B, "mistral": MISTRAL_7B, "qwen2": QWEN2_7B, "qwen3": QWEN3_8B, "gemma2": GEMMA2_2B, "gpt2": GPT2,
-    "gpt_neox": PYTHIA_1B, "bert": BERT_BASE,
+    "gpt_neox": PYTHIA_1B, "bert": BERT_BASE, "gemma": GEMMA_2B, "gemma3_text": GEMMA3_1B, "phi": PHI_2, "phi3": PHI_4_MINI,
+    "stablelm": STABLELM_2, "olmo2": OLMO2_13B, "granite": GRANITE_8B, "cohere": AYA_8B, "starcoder2": STARCODER2_3B,
 }  # fmt: skip
 
 

@@ -13,7 +13,10 @@ from memfit.job import FineTuning, Inference, Training
 from memfit.model import Model
 from memfit.options import options_of
 
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox")
+DECODERS = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "stablelm", "olmo2", "granite",
+    "cohere", "starcoder2", "gpt2", "gpt_neox",
+)  # fmt: skip
 OPTIMIZERS = (
     "adamw",
     "adamw-fused",
@@ -32,7 +35,16 @@ SHRUNK: dict[str, dict[str, Any]] = {
     "mistral": {**_GATED, "sliding_window": 64},
     "qwen2": {**_GATED, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2},
     "qwen3": _GATED,
+    "gemma": {**_GATED, "num_key_value_heads": 1, "head_dim": 32},
     "gemma2": {**_GATED, "sliding_window": 64},
+    "gemma3_text": {**_GATED, "sliding_window": 64, "sliding_window_pattern": 2},
+    "phi": _PLAIN,
+    "phi3": {**_GATED, "sliding_window": 64},
+    "stablelm": {**_GATED, "qk_layernorm": True},
+    "olmo2": _GATED,
+    "granite": _GATED,
+    "cohere": {**_GATED, "use_qk_norm": True},
+    "starcoder2": {**_PLAIN, "num_key_value_heads": 2, "sliding_window": 64},
     "gpt2": {"n_embd": 256, "n_head": 8, "vocab_size": 1000},
     "gpt_neox": _PLAIN,
     "bert": _PLAIN,

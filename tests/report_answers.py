@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
@@ -23,6 +23,7 @@ class FakeModel:
     architecture: str = "ToyForCausalLM"
     source: str = "by hand"
     num_parameters: int = 1_073_741_824  # 2^30, so that bytes per parameter are GiB
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 DEVICE = Device(id="toy-24", name="Toy 24GB", vendor="toy", kind="gpu", marketed_bytes=24 * GIB, usable_bytes=24 * GIB,

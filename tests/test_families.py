@@ -3,6 +3,7 @@ configs."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import heart_models as models
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from torch_truth import Case
 
 from memfit.errors import UnknownArchitectureError
-from memfit.families import FAMILIES, build_model
+from memfit.families import _DEFAULT_CLASS as DEFAULT_CLASSES
+from memfit.families import build_model
 from memfit.model import Model
 
 # ------------------------------------------------------------------ by hand
@@ -178,13 +180,14 @@ def test_every_head_of_every_family(family: str, head: str) -> None:
     assert described(case).num_parameters == torch_truth.count_parameters(case)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(models.FAMILY_CONFIGS))
 def test_the_class_that_architectures_names_is_described(family: str) -> None:
     config = models.FAMILY_CONFIGS[family]
-    bare = models.make({**config, "architectures": [PREFIX[family] + "Model"]})
-    assert bare.architecture == PREFIX[family] + "Model"
+    prefix = re.split("For|LMHead", DEFAULT_CLASSES[family])[0]
+    bare = models.make({**config, "architectures": [prefix + "Model"]})
+    assert bare.architecture == prefix + "Model"
     assert bare.loss is None
-    headed = models.make({**config, "architectures": [PREFIX[family] + "ForSequenceClassification"], "num_labels": 7})
+    headed = models.make({**config, "architectures": [prefix + "ForSequenceClassification"], "num_labels": 7})
     assert headed.loss == "classification"
     assert headed.num_parameters - bare.num_parameters == 7 * bare.hidden_size + (7 if family == "bert" else 0)
 
@@ -240,7 +243,7 @@ def test_layer_types_decide_which_layers_slide() -> None:
     assert model.num_layers == sum(layers for _, layers in model.caches) == 4
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(models.FAMILY_CONFIGS))
 def test_every_layer_is_there_once(family: str) -> None:
     model = models.make(models.FAMILY_CONFIGS[family])
     layers = sum(segment.repeat * len(segment.blocks) for segment in model.segments if segment.role == "layers")
@@ -250,7 +253,7 @@ def test_every_layer_is_there_once(family: str) -> None:
     assert bool(model.caches) == (model.kind == "decoder")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(models.FAMILY_CONFIGS))
 def test_a_layer_more_adds_the_parameters_of_one_layer(family: str) -> None:
     config = models.FAMILY_CONFIGS[family]
     key = "n_layer" if family == "gpt2" else "num_hidden_layers"

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.errors import InputError, MemfitError, UnknownArchitectureError
-from memfit.families import FAMILIES, build_model
+from memfit.families import build_model
 from memfit.families.view import IRRELEVANT, ConfigView
 
 REQUIRED = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2"),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "stablelm", "olmo2", "granite",
+                     "cohere", "starcoder2"),
                     ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+    "gemma3_text": ("hidden_size", "intermediate_size", "num_hidden_layers"),
     "gpt2": ("vocab_size", "n_embd", "n_layer", "n_head"),
     "gpt_neox": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     "bert": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -23,7 +25,7 @@ REQUIRED = {
 DIMENSIONS = [(family, key) for family, keys in REQUIRED.items() for key in keys]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(models.FAMILY_CONFIGS))
 @pytest.mark.parametrize("key", ["moe_intermediate_size", "num_experts", "q_lora_rank", "extra_adapter_layers"])
 def test_an_unknown_key_is_refused_by_name(family: str, key: str) -> None:
     with pytest.raises(UnknownArchitectureError, match=key) as caught:
@@ -236,7 +238,7 @@ READ_KEYS = sorted(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.sampled_from(sorted(FAMILIES)),
+    st.sampled_from(sorted(models.FAMILY_CONFIGS)),
     st.dictionaries(st.sampled_from(READ_KEYS), JUNK, min_size=1, max_size=3),
     st.sampled_from(["ForCausalLM", "ForTokenClassification", "ForSequenceClassification"]),
 )

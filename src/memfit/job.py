@@ -140,9 +140,9 @@ class Hardware(Options):
 class Overheads(Options):
     """What the software takes beside the tensors. `None`: from the runtime's and the device's own facts."""
 
-    runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch", kind="choice",
-        choices=("hf", "hf-trainer", "torch"), group="runtime", choice_aliases={"transformers": "hf", "trainer": "hf-trainer",
-        "pytorch": "torch"})
+    runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch; with a release: hf@4.57",
+        kind="choice", versioned=True, choices=("hf", "hf-trainer", "torch"), group="runtime",
+        choice_aliases={"transformers": "hf", "trainer": "hf-trainer", "pytorch": "torch"})
     cuda_context: int | None = option(None, "Memory that the driver's context takes on each device", kind="size", minimum=0,
         group="overhead", unit="bytes", aliases=("context-memory",))
     workspace: int | None = option(None, "Library workspaces (cuBLAS) inside the allocator", kind="size", minimum=0,

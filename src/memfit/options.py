@@ -16,6 +16,9 @@ from memfit.units import LARGEST, parse_count, parse_fraction, parse_size, parse
 LONGEST_SHOWN = 60
 """Characters of what the user gave that a message repeats."""
 
+MOST_RELEASE_PARTS = 4
+"""Numbers in a release, as in 4.57.1."""
+
 T = TypeVar("T", bound="Options")
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -52,6 +55,8 @@ class Option(Record):
     choices: tuple[str, ...] = ()
     pattern: str = ""
     """Beside `choices`: values that begin with this are taken too (`custom:`)."""
+    versioned: bool = False
+    """Whether a choice may name a release: `hf@4.57`."""
     minimum: float | None = None
     maximum: float | None = None
     aliases: tuple[str, ...] = ()
@@ -106,11 +111,24 @@ class Option(Record):
         if self.kind == "text":
             return text
         lowered = text.lower()
+        release = ""
+        if self.versioned:
+            lowered, at, release = lowered.partition("@")
+            release = self._release(at, release, text)
         lowered = self.choice_aliases.get(lowered, lowered)
+        if lowered in self.choices and self.versioned:
+            return lowered + release
         if lowered in self.choices or (self.pattern and lowered.startswith(self.pattern)):
             return lowered
         hint = did_you_mean(text[:LONGEST_SHOWN], [*self.choices, *self.choice_aliases])
         raise UsageError(f"{self.flag} does not know {_shown(text)}{hint}; it takes {', '.join(self.choices)}")
+
+    def _release(self, at: str, release: str, text: str) -> str:
+        parts = release.split(".")
+        numbers = all(part.isascii() and part.isdigit() and len(part) <= 6 for part in parts)
+        if at and not (numbers and len(parts) <= MOST_RELEASE_PARTS):
+            raise UsageError(f"{self.flag} takes a release such as {self.choices[0]}@4.57, not {_shown(text)}")
+        return at + release
 
     def _parse_number(self, raw: str) -> float | int:
         if raw.strip().startswith("-"):
@@ -138,7 +156,9 @@ class Option(Record):
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of this field's value."""
         schema: dict[str, Any] = {"type": _JSON_TYPES[self.kind], "description": self.help}
-        if self.choices and not self.pattern:
+        if self.versioned:
+            schema["pattern"] = f"^({'|'.join(self.choices)})(@[0-9]+([.][0-9]+)*)?$"
+        elif self.choices and not self.pattern:
             schema["enum"] = list(self.choices)
         if self.pattern:
             schema["examples"] = [*self.choices, self.pattern + "..."]

@@ -8,10 +8,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form
-from memfit.account.liveness import Accumulation, BlockMemory, measure, measure_forward
+from memfit.account.crossing import Accumulation, BlockMemory
+from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, add, scaled
+from memfit.account.liveness import measure, measure_forward
 from memfit.kernels import Externals, KernelPolicy, Lowered, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
+from memfit.model.description import CROSS_PAIR, TARGET_PAIR
 from memfit.precision import DTYPE_BYTES
 
 
@@ -19,18 +21,63 @@ class Run(NamedTuple):
     """Equal blocks in a row: the memory of each of the period, with and without autograd, and how often the period repeats."""
 
     names: tuple[str, ...]
-    blocks: tuple[BlockMemory, ...]
+    turns: tuple[tuple[BlockMemory, ...], ...]
+    """The period as its repeats meet it in backward, the last one first; further repeats are as the last entry."""
     bare: tuple[BlockMemory, ...]
     repeat: int
     checkpointed: bool
     role: str
     provides: str
-    shared_gradients: Form
-    """Gradients of parameters that all repeats share: there from the first one on."""
+    shared: bool
+    once: Form = ZERO
+    """What repeats that share their parameters keep once: autocast's copies of them."""
+    settled: Form = ZERO
+    """What the end of its backward adds to gradients of shared parameters: they become fp32, or are added to older ones."""
+    unit: str = ""
+    """The checkpointed module around it, if there is one: forward keeps that module's input only."""
+
+    @property
+    def blocks(self) -> tuple[BlockMemory, ...]:
+        """The period's memory; all its turns keep the same."""
+        return self.turns[0]
+
+    def turn(self, number: int) -> tuple[BlockMemory, ...]:
+        """The period as it is met after `number` others of this run in backward."""
+        return self.turns[min(number, len(self.turns) - 1)]
+
+    def gradients(self, number: int) -> Form:
+        """Gradients of the first `number` turns."""
+        last = len(self.turns) - 1
+        found = ZERO
+        for turn, blocks in enumerate(self.turns):
+            times = min(1, max(0, number - turn)) if turn < last else max(0, number - last)
+            found = add(found, *[scaled(one.gradients, times) for one in blocks])
+        return found
 
     def kept(self, index: int) -> Form:
-        """What one block leaves for backward: all it saves, or only its input when checkpointed."""
-        return self.blocks[index].input if self.checkpointed else self.blocks[index].kept
+        """What one block leaves for backward: all it saves, or only its input when checkpointed.
+
+        Casts of weights that all repeats share are not in it: see `once`.
+        """
+        memory = self.blocks[index]
+        if self.checkpointed:
+            return memory.input
+        return add(memory.kept, scaled(memory.casts_saved, -1)) if self.shared else memory.kept
+
+
+def masks_of(model: Model, kernels: KernelPolicy) -> tuple[Form, ...]:
+    """Masks of each stack of layers: of the only one, or of the encoder and the decoder.
+
+    Padding reaches the decoder through its attention to the source only: no collator makes a mask of the target.
+    """
+    if not model.encoder_decoder:
+        return (shared_forms(model, kernels)[1],)
+    entry = {"eager": DTYPE_BYTES[kernels.precision.weight], "sdpa": 1}.get(kernels.attention, 0) if kernels.padded else 0
+    causal = {TEMPORARY + TARGET_PAIR: DTYPE_BYTES[kernels.precision.weight]} if kernels.attention == "eager" else ZERO
+    return (
+        {TEMPORARY + PAIR: entry} if entry else ZERO,
+        add(causal, {TEMPORARY + CROSS_PAIR: entry} if entry else ZERO),
+    )
 
 
 def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
@@ -41,16 +88,36 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
     FlashAttention never.
     """
     dtype = DTYPE_BYTES[kernels.precision.weight]
-    tables = {ACTIVATIONS + POSITION: 2 * model.rotary_dim * dtype} if model.rotary_dim else ZERO
-    kinds = {cache.window for cache, _ in model.caches} or {None}
-    if kernels.attention == "eager":
-        masks, entry = (len(kinds) if model.kind == "decoder" or kernels.padded else 0), dtype
+    table = model.rotary_tables * (model.rotary_dim or 0) * (4 if model.rotary_fp32 else dtype)
+    tables = {ACTIVATIONS + POSITION: 2 * table} if table else ZERO
+    kinds = model.attention_windows or {None}
+    if model.mask == "own":
+        masks, entry = 0, 0
+    elif kernels.attention == "eager":
+        all_kinds = model.kind == "decoder" or kernels.padded
+        masks, entry = len(kinds) if all_kinds else len(kinds.intersection(kernels.binding_windows)), dtype
     elif kernels.attention == "sdpa":
-        masks, entry = len(kinds) if kernels.padded else len(kinds.intersection(kernels.binding_windows)), 1
+        all_kinds = kernels.padded or model.mask == "always"
+        masks, entry = len(kinds) if all_kinds else len(kinds.intersection(kernels.binding_windows)), 1
     else:
         masks, entry = 0, 0
     axis = PAIR if kernels.padded or kernels.attention == "eager" else POSITION_PAIR
-    return tables, {TEMPORARY + axis: masks * entry} if masks else ZERO
+    saved, passing = _backbone_tensors(model, kernels)
+    return add(tables, saved), add({TEMPORARY + axis: masks * entry} if masks else ZERO, passing)
+
+
+def _backbone_tensors(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
+    """The model's own shared tensors: those that attention keeps as they are, and those that only the backbone holds."""
+    saved, passing = ZERO, ZERO
+    casts = kernels.precision.autocast and kernels.precision.weight != kernels.precision.compute
+    for one in model.shared:
+        if kernels.attention in one.kernels:
+            num_bytes = one.width * DTYPE_BYTES[one.dtype or kernels.precision.weight]
+            if one.saved and not (casts and one.dtype is None):
+                saved = add(saved, {ACTIVATIONS + one.axis: num_bytes})
+            else:
+                passing = add(passing, {TEMPORARY + one.axis: num_bytes})
+    return saved, passing
 
 
 @lru_cache(maxsize=256)
@@ -99,9 +166,29 @@ def _lowered(
     return lower(block, kernels, input_requires_grad=requires_grad, input_dtype=dtype, externals=externals)
 
 
-def measure_segment(
-    model: Model, index: int, conditions: Conditions, *, checkpointed: bool, gradients_persist: bool = False
-) -> tuple[list[Run], Conditions]:
+def _waiting(model: Model, index: int, place: int, *, first: bool) -> frozenset[str]:
+    """Values from outside whose gradient was begun before this block's turn in backward."""
+    segments = model.segments
+    users = [block for segment in segments[index + 1 :] for block in segment.blocks]
+    users += segments[index].blocks if not first else segments[index].blocks[place + 1 :]
+    return frozenset([name for block in users for name, _ in block.externals])
+
+
+def _turn(model: Model, index: int, place: int, conditions: Conditions, turn: int) -> BlockMemory:
+    """A block of the period that is met after `turn` others of its segment in backward."""
+    repeated = ("first", "second", "later")[min(turn, 2)] if model.segments[index].shared else ""
+    waiting = _waiting(model, index, place, first=turn == 0) if model.reads_across_blocks else frozenset()
+    accumulation = conditions.accumulation._replace(repeated=repeated, waiting=waiting)
+    return _measured(model, index, _same(model, index, place), conditions._replace(accumulation=accumulation))
+
+
+def _same(model: Model, index: int, place: int) -> int:
+    """The first place of the period with this very block, so that it is measured once."""
+    blocks = model.segments[index].blocks
+    return next(number for number, block in enumerate(blocks) if block is blocks[place])
+
+
+def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpointed: bool) -> tuple[list[Run], Conditions]:
     """The runs of a segment: one, or two when its first period meets other conditions than the rest (no gradient, a format).
 
     Returns them and the conditions that the next segment meets.
@@ -110,38 +197,59 @@ def measure_segment(
     given = conditions
     kept = conditions.outputs_kept and segment.role == "head"
     conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role), outputs_kept=kept)
+    places = range(len(segment.blocks))
+    kinds_of_turns = 3 if segment.shared else 2 if any(block.externals for block in segment.blocks) else 1
+    provided: list[tuple[str, str, bool]] = []
     runs: list[Run] = []
-    shared: Form = ZERO
-    if segment.shared and conditions.kernels.train_all and not gradients_persist:
-        elements = sum(block.num_parameters for block in segment.blocks)
-        shared = {GRADIENTS + ONCE: elements * DTYPE_BYTES[conditions.kernels.precision.weight]}
     left = segment.repeat
     while left:
-        before = conditions
-        blocks, bare = [], []
-        for place in range(len(segment.blocks)):
-            memory = _measured(model, index, place, conditions)
-            blocks.append(memory)
-            bare.append(_measured_bare(model, index, place, conditions) if checkpointed else memory)
-            met = (memory.output_requires_grad, memory.output_dtype)
-            if met != (conditions.requires_grad, conditions.dtype):
-                conditions = conditions._replace(requires_grad=met[0], dtype=met[1])
-        count = left if before is conditions else 1
+        met = []
+        for place in places:
+            met.append(conditions)
+            memory = _turn(model, index, place, conditions, 0)
+            provided = [(one.name, one.dtype, one.requires_grad) for one in memory.provided] + provided
+            becomes = (memory.output_requires_grad, memory.output_dtype)
+            if becomes != (conditions.requires_grad, conditions.dtype):
+                conditions = conditions._replace(requires_grad=becomes[0], dtype=becomes[1])
+        count = left if met[0] is conditions else 1
+        left -= count
+        turns = range(left, left + min(count, kinds_of_turns))
         runs.append(
             Run(
                 tuple([block.name for block in segment.blocks]),
-                tuple(blocks),
-                tuple(bare),
+                tuple([tuple([_turn(model, index, place, met[place], turn) for place in places]) for turn in turns]),
+                tuple([_measured_bare(model, index, _same(model, index, place), met[place]) for place in places])
+                if checkpointed
+                else tuple([_turn(model, index, place, met[place], left) for place in places]),
                 count,
                 checkpointed,
                 segment.role,
                 segment.provides,
-                shared,
+                segment.shared,
+                _casts(model, index, met) if segment.shared and not runs and not checkpointed else ZERO,
+                _settled(model, index, given, met) if segment.shared and not runs else ZERO,
             )
         )
-        left -= count
-    after = given._replace(requires_grad=conditions.requires_grad, dtype=conditions.dtype)
+    after = given._replace(
+        requires_grad=conditions.requires_grad, dtype=conditions.dtype, externals=(*given.externals, *provided)
+    )
     if segment.provides:
-        provided = (segment.provides, conditions.dtype, conditions.requires_grad)
-        after = after._replace(externals=(*given.externals, provided), requires_grad=False, dtype=given.kernels.precision.weight)
+        output = (segment.provides, conditions.dtype, conditions.requires_grad)
+        after = after._replace(externals=(*after.externals, output), requires_grad=False, dtype=given.kernels.precision.weight)
     return runs, after
+
+
+def _casts(model: Model, index: int, met: list[Conditions]) -> Form:
+    """Autocast's copies of a period's weights that nodes save."""
+    return add(ZERO, *[_turn(model, index, place, conditions, 0).casts_saved for place, conditions in enumerate(met)])
+
+
+def _settled(model: Model, index: int, given: Conditions, met: list[Conditions]) -> Form:
+    """Shared parameters: their gradients in the parameters' format, or nothing if older ones exist, less those that waited."""
+    waited = [_turn(model, index, place, conditions, 0).gradients for place, conditions in enumerate(met)]
+    blocks = model.segments[index].blocks
+    format_bytes = DTYPE_BYTES[given.kernels.precision.weight]
+    full = {GRADIENTS + ONCE: sum(block.num_parameters for block in blocks) * format_bytes}
+    if not given.kernels.train_all:
+        return ZERO
+    return add(ZERO if given.accumulation.persist else full, *[scaled(one, -1) for one in waited])

@@ -85,6 +85,12 @@ def compile_job(job: Job) -> Compiled:
     return _compile_training(job, workload)
 
 
+def _masked_by_runtime(job: Job, workload: Training) -> bool:
+    """Whether the runtime makes a mask although nothing is padded; checkpointing leaves no cache object."""
+    uncached = workload.checkpointing != "none" and job.model.kind == "decoder"
+    return uncached and workload.attention == "sdpa" and runtime_of(job).mask_without_cache
+
+
 def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     """What decides the kernels and the step of a training job."""
     seq = workload.seq or 1
@@ -101,14 +107,14 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         precision=training_policy(workload.precision or "bf16-mixed", workload.weight_dtype),
         attention=workload.attention,
         loss=workload.loss,
-        padded=workload.padding != "none",
+        padded=workload.padding != "none" or _masked_by_runtime(job, workload),
         binding_windows=tuple(window for window in job.model.windows if window <= seq),
         dropout=workload.dropout,
         quantized=quantized,
         train_all=method == "full",
         adapter=adapter,
         adapter_targets=targets,
-        one_sequence=workload.attention == "eager" and workload.batch == 1,
+        one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.sdpa_multiplies),
         device_capability=_capability(job),
     )
     policy = TrainingPolicy(

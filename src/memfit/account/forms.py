@@ -11,7 +11,7 @@ Form = dict[int, int]
 """Slot -> bytes. Treated as immutable: every operation returns a new one."""
 
 ZERO: Form = {}
-STRIDE = 16
+STRIDE = 24
 """Slots per component: the fixed axes, and one for each distinct sliding window."""
 
 ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, WEIGHTS, OPTIMIZER_STATES, INPUTS, WORKSPACE, KV_CACHE = (

@@ -49,11 +49,13 @@ def _activations(job: Job, compiled: Compiled) -> str:
         if isinstance(workload, Training) and workload.checkpointing == "full"
         else "saved by the operations"
     )
-    return f"{b:,} x {s:,} tokens x {job.model.num_layers} layers, {how}"
+    many = f"{b:,} images" if job.model.pixels and not job.model.tokens_per_image else f"{b:,} x {s:,} tokens"
+    return f"{many} x {job.model.num_layers} layers, {how}"
 
 
 def _logits(job: Job, compiled: Compiled) -> str:
-    b, s = compiled.numbers.sequences, compiled.numbers.tokens
+    numbers = compiled.numbers
+    b, s = numbers.sequences, numbers.targets if job.model.encoder_decoder else numbers.tokens
     if isinstance(job.workload, Inference) and compiled.kernels.logits_last:
         return f"{b:,} positions x {job.model.vocab_size:,} entries"
     return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, their fp32 copies and gradients"
@@ -81,6 +83,14 @@ def _temporary(job: Job, compiled: Compiled) -> str:
     return "working tensors of the operation that runs at the peak"
 
 
+def _inputs(job: Job, compiled: Compiled) -> str:
+    b, s = compiled.numbers.sequences, compiled.numbers.tokens
+    labels = " and labels" if isinstance(job.workload, Training | FineTuning) else ""
+    if job.model.pixels:
+        return f"{b:,} x {job.model.pixels:,} pixels x {DTYPE_BYTES[compiled.kernels.precision.weight]} B{labels}"
+    return f"{b:,} x {s:,} ids{labels} x 8 B"
+
+
 _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "weights": _weights,
     "gradients": _gradients,
@@ -88,11 +98,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "activations": _activations,
     "logits": _logits,
     "kv_cache": _cache,
-    "inputs": lambda job, compiled: (
-        f"{compiled.numbers.sequences:,} x {compiled.numbers.tokens:,} ids"
-        + (" and labels" if isinstance(job.workload, Training | FineTuning) else "")
-        + " x 8 B"
-    ),
+    "inputs": _inputs,
     "temporary": _temporary,
     "workspace": lambda job, compiled: "cuBLAS, one per thread",
     "context": lambda job, compiled: "driver context with loaded kernels",

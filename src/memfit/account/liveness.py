@@ -14,51 +14,13 @@ from __future__ import annotations
 from operator import le
 from typing import NamedTuple
 
+from memfit.account.crossing import Accumulation, BlockMemory, Provided, Read
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, LOGITS, STRIDE, TEMPORARY, ZERO, Form
 from memfit.kernels.lowering import Lowered
 from memfit.kernels.tape import Node, Size, Tensor
 from memfit.model.description import ONCE
 
-
-class BlockMemory(NamedTuple):
-    """What one block takes beyond what was there before it; every figure is a form."""
-
-    kept: Form
-    """Saved for backward when its forward has run, its input included if it is saved."""
-    region_casts: Form
-    """Autocast copies that no node saves: alive until the autocast block ends."""
-    forward: tuple[Form, ...]
-    """The largest states while it runs forward, its input included."""
-    backward: tuple[Form, ...]
-    """The largest states while it runs backward, from all it kept and its output's gradient on."""
-    gradients: Form
-    """Gradients of its parameters that remain after backward."""
-    input: Form
-    """Its input, as what a checkpoint keeps."""
-    input_saved: bool
-    output: Form
-    outputs_held: Form
-    """The model's outputs that the caller holds, apart from what is kept."""
-    outputs: Form
-    """The model's outputs that the caller holds."""
-    output_dtype: str
-    output_requires_grad: bool
-    externals_saved: tuple[tuple[str, Form], ...] = ()
-    """Values from outside that a node saves, whole: kept once, however many blocks save them."""
-
-
-class Accumulation(NamedTuple):
-    """What becomes of a parameter's gradient when a node has made it."""
-
-    persist: bool = False
-    """Gradients exist already: the new one is added to them in place and freed."""
-    pending: frozenset[str] = frozenset()
-    """Shared with an earlier block (a tied head): waits for that block's gradient, then both are added."""
-    completes: frozenset[str] = frozenset()
-    """Shared with a later block (a tied embedding): added to the waiting one out of place, three copies for a moment."""
-
-
-_ROOM = 12
+_ROOM = 13
 """Entries per component within a state: the axes, rounded up."""
 _ACTIVATIONS, _TEMPORARY, _LOGITS, _GRADIENTS = range(0, 4 * _ROOM, _ROOM)
 _SLOTS = [component + axis for component in (ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS) for axis in range(_ROOM)]
@@ -126,7 +88,7 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
             for storage in node.saved:
                 saved[storage] += 1
     casts = {one.storage for one in tape.cached_casts.values()}
-    stays = {lowered.output.storage, *casts}
+    stays = {lowered.output.storage, *casts, *[one.storage for _, one in lowered.provided]}
     if lowered.logits is not None:
         stays.add(lowered.logits.storage)
     source = lowered.input.storage
@@ -207,14 +169,18 @@ class _Backward:
         self.stays = stays
         self.accumulation = accumulation
         self.pending: dict[int, _Gradient] = {}
+        for name, one in (*lowered.externals, *lowered.provided):
+            if name in accumulation.waiting and one.requires_grad:
+                self.pending[id(one)] = _Gradient(one.size, _TEMPORARY)
+                self.memory.take(_TEMPORARY, one.size)
 
     def run(self, output: Tensor, seed: Size) -> tuple[Form, ...]:
         """From the gradient of the block's output to that of its input."""
-        gradient = _Gradient(seed, _TEMPORARY)
-        self.memory.take(gradient.component, seed)
-        self.memory.note()
         pending = self.pending
-        pending[id(output)] = gradient
+        if id(output) not in pending:
+            pending[id(output)] = _Gradient(seed, _TEMPORARY)
+            self.memory.take(_TEMPORARY, seed)
+        self.memory.note()
         for node in reversed(self.nodes):
             arrived = [pending.pop(id(one)) for one in node.outputs if id(one) in pending]
             if arrived:
@@ -227,8 +193,8 @@ class _Backward:
         memory = self.memory
         made = self._input_gradients(node, arrived)
         for num_bytes, copy_bytes, _ in node.weight_grads:
-            memory.take(_GRADIENTS, (ONCE, num_bytes))
-            if copy_bytes:
+            memory.take(_GRADIENTS, (ONCE, self._waiting(num_bytes, copy_bytes)))
+            if copy_bytes and not self.accumulation.repeated:
                 memory.take(_TEMPORARY, (ONCE, copy_bytes))
         for size in node.backward_scratch:
             memory.take(_TEMPORARY, size)
@@ -240,9 +206,9 @@ class _Backward:
         self._release_saved(node)
         for gradient in arrived:
             self._drop(gradient)
-        for num_bytes, _, name in node.weight_grads:
-            if name in self.accumulation.completes:
-                self._add_shared((ONCE, num_bytes))
+        for num_bytes, copy_bytes, name in node.weight_grads:
+            if self.accumulation.shares(name):
+                self._add_shared((ONCE, self._waiting(num_bytes, copy_bytes)), name)
         for one, gradient in made:
             earlier = self.pending.get(id(one))
             if earlier is None:
@@ -255,7 +221,7 @@ class _Backward:
         for one in node.inputs:
             if not one.requires_grad:
                 continue
-            if node.alias and one.dtype == node.outputs[0].dtype and one.axis == node.outputs[0].axis:
+            if node.alias and one.dtype == node.outputs[0].dtype and one.size == node.outputs[0].size:
                 gradient = arrived[0]
                 gradient.holders += 1
             else:
@@ -265,19 +231,29 @@ class _Backward:
             made.append((one, gradient))
         return made
 
+    def _waiting(self, num_bytes: int, copy_bytes: int) -> int:
+        """A gradient's bytes when it is made; those of repeated layers wait in the compute format, before the cast."""
+        return copy_bytes if copy_bytes and self.accumulation.repeated else num_bytes
+
     def _settle(self, node: Node) -> None:
         """Copies in the compute format are gone; a gradient that was added to an earlier one as well."""
         for num_bytes, copy_bytes, name in node.weight_grads:
+            if self.accumulation.repeated:
+                continue
             if copy_bytes:
                 self.memory.free(_TEMPORARY, (ONCE, copy_bytes))
-            if self.accumulation.persist and name not in self.accumulation.completes and name not in self.accumulation.pending:
+            if self.accumulation.persist and not self.accumulation.shares(name) and name not in self.accumulation.pending:
                 self.memory.free(_GRADIENTS, (ONCE, num_bytes))
 
-    def _add_shared(self, size: Size) -> None:
-        """The sum of a shared parameter's two gradients is a new tensor (the waiting one is a view); one of three stays."""
-        self.memory.take(_TEMPORARY, size)
-        self.memory.note()
-        self.memory.free(_TEMPORARY, size)
+    def _add_shared(self, size: Size, name: str) -> None:
+        """The sum of a shared parameter's first two gradients is a new tensor (the waiting one is a view); one of three stays.
+
+        A third is added to the sum in place.
+        """
+        if name in self.accumulation.completes or self.accumulation.repeated == "second":
+            self.memory.take(_TEMPORARY, size)
+            self.memory.note()
+            self.memory.free(_TEMPORARY, size)
         self.memory.free(_GRADIENTS, size)
 
     def _release_saved(self, node: Node) -> None:
@@ -347,17 +323,26 @@ def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool,
 def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
     total = 0
     for node in lowered.tape.nodes:
-        for num_bytes, _, name in node.weight_grads:
-            if name in accumulation.pending or not (accumulation.persist or name in accumulation.completes):
+        for num_bytes, copy_bytes, name in node.weight_grads:
+            if accumulation.repeated == "first":
+                total += copy_bytes or num_bytes
+            elif name in accumulation.pending or not (accumulation.persist or accumulation.repeated or accumulation.shares(name)):
                 total += num_bytes
     return {GRADIENTS + ONCE: total} if total else ZERO
+
+
+def _is_leaf(lowered: Lowered, tensor: Tensor) -> bool:
+    makers = [node for node in lowered.tape.nodes if any(one is tensor for one in node.outputs)]
+    return not any(node.weight_grads or any(one.requires_grad for one in node.inputs) for node in makers)
 
 
 def _block_memory(
     lowered: Lowered, plan: _Plan, forward: tuple[Form, ...], kept: Form, held: Form, backward: tuple[Form, ...]
 ) -> BlockMemory:
     sizes = lowered.tape.sizes
-    casts = sum(sizes[one.storage][1] for one in lowered.tape.cached_casts.values() if not plan.saved[one.storage])
+    made = lowered.tape.cached_casts.values()
+    casts = sum(sizes[one.storage][1] for one in made if not plan.saved[one.storage])
+    saved_casts = sum(sizes[one.storage][1] for one in made if plan.saved[one.storage])
     return BlockMemory(
         kept=kept,
         region_casts={TEMPORARY + ONCE: casts} if casts else ZERO,
@@ -371,7 +356,24 @@ def _block_memory(
         outputs=held,
         output_dtype=lowered.output.dtype,
         output_requires_grad=lowered.output.requires_grad,
-        externals_saved=tuple(
-            [(name, {ACTIVATIONS + one.axis: one.size[1]}) for name, one in lowered.externals if plan.saved[one.storage]]
+        casts_saved={TEMPORARY + ONCE: saved_casts} if saved_casts else ZERO,
+        read=tuple(
+            [
+                Read(name, {ACTIVATIONS + one.axis: one.size[1]}, bool(plan.saved[one.storage]), one.requires_grad)
+                for name, one in lowered.externals
+            ]
+        ),
+        provided=tuple(
+            [
+                Provided(
+                    name,
+                    {TEMPORARY + one.axis: one.size[1]},
+                    bool(plan.saved[one.storage]),
+                    one.dtype,
+                    one.requires_grad,
+                    one.requires_grad and _is_leaf(lowered, one),
+                )
+                for name, one in lowered.provided
+            ]
         ),
     )

@@ -61,8 +61,10 @@ class Profile(NamedTuple):
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:
     """The count of each axis, in the order of `AXES`, and b min(k, w) for each window w."""
     b, s, k, t = numbers
-    pairs = s * k
-    counts = (1, s, t, b, b * s, b * t, b * k, pairs, b * pairs, b * t * t, b * t * s)
+    pairs, target_pairs, cross_pairs = s * k, t * t, t * s
+    counts = (
+        1, s, t, b, b * s, b * t, b * k, pairs, target_pairs, cross_pairs, b * pairs, b * target_pairs, b * cross_pairs,
+    )  # fmt: skip
     return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
 
 

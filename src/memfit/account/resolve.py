@@ -8,9 +8,10 @@ from memfit.account import overheads
 from memfit.errors import UsageError, did_you_mean
 from memfit.job import Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.context import ALL_LINEAR, target_of
+from memfit.model import Model
 from memfit.options import options_of
 from memfit.precision import training_policy
-from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runtime
+from memfit.runtimes import DEFAULT_RUNTIME, Runtime, find_runtime
 from memfit.units import format_gib
 
 TYPICAL_SEQUENCE = 4096
@@ -52,7 +53,7 @@ class _Choices:
 
 def runtime_of(job: Job) -> Runtime:
     """The runtime that the job names, or the default."""
-    return RUNTIMES[job.overheads.runtime] if job.overheads.runtime else DEFAULT_RUNTIME
+    return find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
 
 
 def resolve(job: Job) -> Resolved:
@@ -93,8 +94,8 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
         raise UsageError(
             f"--method {workload.method} needs the layers' shapes, which counts do not give: name a model or its dimensions"
         )
-    if model.tokens_per_image is not None:
-        choices.changes["seq"] = model.tokens_per_image
+    if model.pixels:
+        _resolve_images(model, workload, choices)
     elif workload.seq is None:
         longest = model.max_positions or TYPICAL_SEQUENCE
         choices.assume(
@@ -139,6 +140,20 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
         )
 
 
+def _resolve_images(model: Model, workload: Training, choices: _Choices) -> None:
+    """Images have their own length, tokens of the image or none at all, and no padding."""
+    choices.changes["seq"] = model.tokens_per_image
+    choices.changes["padding"] = "none"
+    if workload.checkpointing == "full" and not model.checkpoints_layers:
+        choices.warnings.append(
+            (
+                "checkpointing-by-hand",
+                f"transformers' {model.architecture} has no gradient_checkpointing_enable: "
+                "counted as if each block were wrapped in torch.utils.checkpoint",
+            )
+        )
+
+
 def _check_targets(job: Job, workload: FineTuning, choices: _Choices) -> None:
     """Targets that no module has would silently train nothing."""
     modules = {
@@ -172,8 +187,8 @@ def _lacks_bf16(job: Job) -> bool:
     return bool(native) and "bf16" not in native
 
 
-def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None:
-    model = job.model
+def _resolve_lengths(model: Model, workload: Inference, choices: _Choices) -> None:
+    """Context and prompt of text."""
     longest = model.max_positions or TYPICAL_CONTEXT
     context = workload.context
     if context is None:
@@ -187,6 +202,19 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
         raise UsageError(
             f"--prompt {workload.prompt} is longer than --context {context}, which counts prompt and generated tokens together"
         )
+
+
+def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None:
+    model = job.model
+    if model.encoder_decoder:
+        raise UsageError(
+            f"{model.name}: inference of an encoder-decoder ({model.family}) is not counted yet: its cache holds source and "
+            "target tokens apart. train and finetune are counted"
+        )
+    if model.pixels:
+        choices.changes["context"] = choices.changes["prompt"] = model.tokens_per_image
+    else:
+        _resolve_lengths(model, workload, choices)
     dtype = workload.weight_dtype
     if dtype is None:
         dtype = model.dtype if model.dtype in ("bf16", "fp16", "fp32") else "bf16"
@@ -205,10 +233,17 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
         )
 
 
+def _why_not(model: Model) -> str:
+    """Why an attention implementation is not supported."""
+    return "(a bias is added to the scores)" if model.pixels or model.reads_across_blocks else "(soft-capped scores)"
+
+
 def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
     model = job.model
+    if not model.attention_kernels:
+        return
     if workload.attention not in model.attention_kernels:
-        why = f"{model.family} does not support {workload.attention} (soft-capped scores); it falls back to eager"
+        why = f"{model.family} does not support {workload.attention} {_why_not(model)}; it falls back to eager"
         choices.assume("attention", "eager", why)
     elif workload.attention == "sdpa":
         choices.assumptions.append(

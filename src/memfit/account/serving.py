@@ -12,10 +12,10 @@ from memfit.account.blocks import shared_forms
 from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, add, per_axis
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
-from memfit.account.states import tensors_of, weight_bytes
+from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
 from memfit.account.training import ID_BYTES
 from memfit.kernels import KernelPolicy, lower
-from memfit.model import AXES, KEY_TOKEN, ONCE, TOKEN, CacheSpec, Model
+from memfit.model import AXES, KEY_TOKEN, ONCE, SEQUENCE, TOKEN, CacheSpec, Model
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 
@@ -64,13 +64,19 @@ def _states(
     """The largest states of every kind of block; a layer's are the same wherever it stands, the cache is counted whole."""
     found = []
     dtype = kernels.precision.weight
-    embedded = ZERO
+    embedded, passed = ZERO, ZERO
+    outside: list[tuple[str, str, bool]] = []
     for segment in model.segments:
         base = add(cache, shared, embedded) if segment.role == "layers" else cache
         for block in segment.blocks:
-            memory = measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype))
+            memory = measure_forward(
+                lower(block, kernels, input_requires_grad=False, input_dtype=dtype, externals=tuple(outside))
+            )
             dtype = memory.output_dtype
-            found += [(phase, block.name, add(base, state), short) for state in memory.forward]
+            found += [(phase, block.name, add(base, passed, state), short) for state in memory.forward]
+            for value in memory.provided:
+                outside.append((value.name, value.dtype, False))
+                passed = add(passed, value.form)
             if segment.role == "embedding":
                 embedded = memory.output  # the name `inputs_embeds` holds it while the layers run
     return found
@@ -78,9 +84,11 @@ def _states(
 
 def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
     """The profile of prefill and decode."""
-    weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors_of(model), kernels) + model.buffer_bytes}
+    weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors_of(model), kernels) + buffer_bytes(model, kernels)}
     cache = cache_form(model, policy.kv_dtype)
-    statics = {**weights, INPUTS + TOKEN: ID_BYTES, WORKSPACE + ONCE: policy.workspace}
+    pixels = model.pixels * DTYPE_BYTES[kernels.precision.weight]
+    inputs = {INPUTS + SEQUENCE: pixels} if pixels else {INPUTS + TOKEN: ID_BYTES}
+    statics = {**weights, **inputs, WORKSPACE + ONCE: policy.workspace}
     tables, mask = shared_forms(model, kernels)
     load = add(weights, {TEMPORARY + ONCE: _load_scratch(model, kernels)})
     filled = cache_form(model, policy.kv_dtype, cropped=False)

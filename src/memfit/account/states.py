@@ -22,6 +22,11 @@ BLOCKWISE_BLOCK = 256
 """Elements that share an fp32 scale in an 8-bit state (optim/optimizer.py, blocksize 256)."""
 
 
+QUANTIZE_EXPERTS = ("fp8", "int4")
+"""Formats of checkpoints that hold every expert's matrices quantised (fp8, GPTQ, AWQ). Bitsandbytes, whose formats the others
+are, replaces linear layers only (transformers integrations/bitsandbytes.py)."""
+
+
 class Tensors(NamedTuple):
     """A parameter of the model and how often it occurs."""
 
@@ -120,9 +125,16 @@ def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
     for parameter, repeat in tensors:
         if policy.quantized is not None and parameter.role == "linear" and len(parameter.shape) == 2:
             total += repeat * policy.quantized.weight_bytes(*parameter.shape)
+        elif policy.quantized is not None and parameter.role == "expert" and policy.quantized.name in QUANTIZE_EXPERTS:
+            total += repeat * parameter.shape[0] * policy.quantized.weight_bytes(*parameter.shape[1:])
         else:
             total += repeat * parameter.num_elements * element
     return total
+
+
+def buffer_bytes(model: Model, policy: KernelPolicy) -> int:
+    """Untrained tensors: those of a format of their own, and those in the weights' format."""
+    return model.buffer_bytes + model.buffer_elements * DTYPE_BYTES[policy.precision.weight]
 
 
 def adapters(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from memfit.account.blocks import Conditions, Run, measure_segment, shared_forms
+from memfit.account.blocks import Conditions, Run, masks_of, measure_segment, shared_forms
+from memfit.account.crossing import Accumulation
 from memfit.account.forms import (
     GRADIENTS,
     INPUTS,
@@ -24,11 +25,11 @@ from memfit.account.forms import (
     per_axis,
     scaled,
 )
-from memfit.account.liveness import Accumulation, BlockMemory
 from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.states import (
     Optimizer,
     Trained,
+    buffer_bytes,
     gradient_bytes,
     state_bytes,
     step_scratch,
@@ -36,21 +37,13 @@ from memfit.account.states import (
     trained_tensors,
     weight_bytes,
 )
+from memfit.account.timeline import StepPolicy, Timeline
 from memfit.kernels import KernelPolicy
-from memfit.model import ONCE, SEQUENCE, TOKEN, Model
+from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Model
 from memfit.precision import DTYPE_BYTES
 
 ID_BYTES = 8
 """Token ids and labels are int64."""
-
-
-class StepPolicy(NamedTuple):
-    """What decides forward and backward beside the kernels."""
-
-    checkpointed: bool
-    outputs_kept: bool
-    gradients_persist: bool
-    """Gradients exist when forward begins: kept as zeros, or accumulated over micro-batches."""
 
 
 class TrainingPolicy(NamedTuple):
@@ -68,107 +61,38 @@ class TrainingPolicy(NamedTuple):
         return StepPolicy(self.checkpointed, self.outputs_kept, self.gradients_persist)
 
 
-def _tied(model: Model) -> frozenset[str]:
-    return frozenset(
-        one.tied_to for segment in model.segments for block in segment.blocks for one in block.parameters if one.tied_to
-    )
-
-
-class _Timeline:
-    """Collects the moments of one step."""
-
-    def __init__(self, tables: Form, mask: Form, *, checkpointed: bool) -> None:
-        self.tables = tables
-        self.mask = mask
-        self.checkpointed = checkpointed
-        self.moments: list[tuple[str, str, Form, bool]] = []
-
-    def note(self, phase: str, where: str, base: Form, states: tuple[Form, ...]) -> None:
-        self.moments += [(phase, where, add(base, state), False) for state in states]
-
-    def forward(self, runs: list[Run]) -> tuple[list[Form], Form]:
-        """Moments of forward and loss. Returns what is kept before each run, and the total."""
-        kept, casts = ZERO, ZERO
-        before: list[Form] = []
-        seen: set[str] = set()
-        for index, run in enumerate(runs):
-            before.append(kept)
-            kept = add(kept, _first_saves(run, seen))
-            phase = "loss" if index == len(runs) - 1 and index else "forward"
-            mask = self.mask if phase == "forward" or self.checkpointed else ZERO
-            if phase == "forward" and index:
-                mask = add(mask, self._embedded(runs))
-            period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
-            period_casts = add(*(one.region_casts for one in run.bare))
-            kept = add(kept, scaled(period_kept, run.repeat - 1))
-            casts = add(casts, scaled(period_casts, run.repeat - 1))
-            for place, memory in enumerate(run.bare):
-                self.note(phase, run.names[place], add(kept, casts, mask, self.tables), memory.forward)
-                kept = add(kept, run.kept(place))
-                casts = add(casts, memory.region_casts)
-        return before, kept
-
-    def _embedded(self, runs: list[Run]) -> Form:
-        """The embedding's output, which the name `inputs_embeds` holds while the layers run, unless the first layer keeps it."""
-        first = runs[1].blocks[0]
-        return ZERO if self.checkpointed or first.input_saved else runs[0].blocks[-1].output
-
-    def backward(self, runs: list[Run], before: list[Form], outputs: Form) -> None:
-        """Moments of backward, in which gradients grow as activations shrink."""
-        gradients = ZERO
-        outside: dict[str, Form] = {}
-        waiting: set[str] = set()
-        mask = self.mask if self.checkpointed else ZERO
-        for index in range(len(runs) - 1, -1, -1):
-            run = runs[index]
-            gradients = add(gradients, run.shared_gradients)
-            held = ZERO if index == len(runs) - 1 else outputs
-            period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
-            period_gradients = add(*(one.gradients for one in run.blocks))
-            for repeat in sorted({run.repeat - 1, 0}, reverse=True):
-                passed = scaled(period_gradients, run.repeat - 1 - repeat)
-                inside = add(before[index], scaled(period_kept, repeat))
-                prefixes = [inside]
-                for place in range(len(run.blocks)):
-                    prefixes.append(add(prefixes[-1], run.kept(place)))
-                later = ZERO
-                for place in range(len(run.blocks) - 1, -1, -1):
-                    memory = run.blocks[place]
-                    base = add(prefixes[place], gradients, passed, later, held, mask, self.tables)
-                    self._block(run, memory, base, run.names[place])
-                    later = add(later, memory.gradients)
-            gradients = add(gradients, scaled(period_gradients, run.repeat))
-            # the gradient of what another segment provides waits until that segment's turn
-            outside = dict(outside, **{name: form for one in run.blocks for name, form in one.externals_saved})
-            gradients = add(gradients, *[as_temporary(form) for name, form in outside.items() if name not in waiting])
-            waiting.update(outside)
-            if run.provides in waiting:
-                gradients = add(gradients, scaled(as_temporary(outside[run.provides]), -1))
-
-    def _block(self, run: Run, memory: BlockMemory, base: Form, name: str) -> None:
-        if not memory.backward:
-            return
-        if run.checkpointed:
-            self.note("backward", f"recomputation of a {name}", add(base, memory.output), memory.forward)
-            if not memory.input_saved:
-                base = add(base, memory.input)
-        self.note("backward", name, base, memory.backward)
-
-
-def _first_saves(run: Run, seen: set[str]) -> Form:
-    """Values from outside that this run's blocks are the first to save."""
-    found = ZERO
-    for memory in run.blocks:
-        for name, form in memory.externals_saved:
-            if name not in seen:
-                seen.add(name)
-                found = add(found, form)
+def _uses_of_tied(model: Model) -> dict[str, list[tuple[int, str]]]:
+    """Where each tied parameter is used: the segment and the kind of operation, in order of execution."""
+    used = [
+        (one.tied_to or one.name, (index, op.kind))
+        for index, segment in enumerate(model.segments)
+        for block in segment.blocks
+        for op in block.ops
+        for one in op.parameters
+    ]
+    tied = {one.tied_to for segment in model.segments for block in segment.blocks for one in block.parameters if one.tied_to}
+    found: dict[str, list[tuple[int, str]]] = {name: [] for name in tied}
+    for name, use in used:
+        if name in tied:
+            found[name].append(use)
     return found
 
 
-def as_temporary(form: Form) -> Form:
-    """The same bytes as a working tensor: the gradient of what was kept."""
-    return {TEMPORARY + slot % STRIDE: value for slot, value in form.items()}
+def _accumulation(uses: dict[str, list[tuple[int, str]]], index: int, *, persist: bool) -> Accumulation:
+    """What becomes of gradients in this segment: those of tied parameters wait for, or are added to, other segments' ones.
+
+    A head's gradient is a view, to which nothing is added in place: its sum with the next is a new tensor.
+    """
+    pending, completes, joins = set(), set(), set()
+    for name, places in uses.items():
+        later = [kind for place, kind in places if place > index]
+        if not later:
+            pending.add(name)
+        elif later == ["head"]:
+            completes.add(name)
+        else:
+            joins.add(name)
+    return Accumulation(persist, frozenset(pending), frozenset(completes), frozenset(joins))
 
 
 def _inputs(model: Model, kernels: KernelPolicy) -> Form:
@@ -194,6 +118,21 @@ def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
     return ZERO if cast else {INPUTS + SEQUENCE: model.pixels * DTYPE_BYTES[kernels.precision.weight]}
 
 
+def _saved_masks(model: Model, kernels: KernelPolicy, policy: StepPolicy, masks: tuple[Form, ...]) -> Form:
+    """Masks that autograd holds: as inputs of checkpoints, or because a trained position bias was laid over them."""
+    if policy.checkpointed:
+        axes = model.checkpointed_masks
+    else:
+        biased = any(
+            op.kind == "attention" and len(op.inputs) > 3
+            for segment in model.segments
+            for block in segment.blocks
+            for op in block.ops
+        )
+        axes = (PAIR,) if biased and kernels.padded and kernels.attention == "sdpa" and kernels.train_all else ()
+    return {slot: value for slot, value in add(*masks).items() if slot % STRIDE in axes}
+
+
 class _Step(NamedTuple):
     """Forward and backward of a step, without what is there all the time."""
 
@@ -207,22 +146,22 @@ class _Step(NamedTuple):
 
 def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     """The model's blocks in order of execution, measured."""
-    tied, none = _tied(model), frozenset[str]()
+    uses = _uses_of_tied(model)
     runs: list[Run] = []
+    if policy.checkpointed and model.reads_across_blocks:
+        kernels = kernels._replace(checkpointed=True)
     conditions = Conditions(kernels, Accumulation(), policy.outputs_kept, False, kernels.precision.weight)
     for index, segment in enumerate(model.segments):
-        pending = tied if segment.role == "head" else none
-        persists = policy.gradients_persist or segment.shared
-        completes = tied if segment.role == "embedding" else none
-        conditions = conditions._replace(accumulation=Accumulation(persists, pending, completes))
+        accumulation = Accumulation(policy.gradients_persist)
+        if uses and segment.role in ("embedding", "head"):
+            accumulation = _accumulation(uses, index, persist=policy.gradients_persist)
+        conditions = conditions._replace(accumulation=accumulation)
         checkpointed = policy.checkpointed and segment.role == "layers"
         if checkpointed and kernels.adapter is not None:
             # enable_input_require_grads, without which a checkpointed adapter gets no gradient
             conditions = conditions._replace(requires_grad=True)
-        found, conditions = measure_segment(
-            model, index, conditions, checkpointed=checkpointed, gradients_persist=policy.gradients_persist
-        )
-        runs += found
+        found, conditions = measure_segment(model, index, conditions, checkpointed=checkpointed)
+        runs += [run._replace(unit=segment.unit) for run in found] if policy.checkpointed and segment.unit else found
     return runs
 
 
@@ -230,20 +169,25 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
 def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     """Shared by all jobs that differ only in the optimizer or the workspace."""
     runs = _runs(model, kernels, policy)
-    tables, mask = shared_forms(model, kernels)
-    timeline = _Timeline(tables, mask, checkpointed=policy.checkpointed)
-    before, kept = timeline.forward(runs)
+    tables, _ = shared_forms(model, kernels)
+    masks = masks_of(model, kernels)
+    saved_masks = _saved_masks(model, kernels, policy, masks)
+    timeline = Timeline(runs, tables, masks, policy, masks_saved=bool(saved_masks))
+    before, kept = timeline.forward()
     last = runs[-1].blocks[-1]
-    timeline.backward(runs, before, last.outputs)
+    timeline.backward(before, last.outputs)
+    kept = add(kept, timeline.outside_kept())
     leaf = ZERO
     if policy.checkpointed and kernels.adapter is not None and len(runs) > 1:
         # the embedding's output is then a leaf: it and its gradient live until the outputs are dropped
         leaf = scaled(runs[0].blocks[-1].output, 2)
     return _Step(
         moments=pruned(timeline.moments),
-        kept=add(kept, ZERO if policy.checkpointed else tables, _saved_inputs(model, kernels)),
-        forward_end=add(kept, last.outputs_held, tables, mask if policy.checkpointed else ZERO),
-        backward_end=add(last.outputs, leaf),
+        kept=add(kept, ZERO if policy.checkpointed else tables, saved_masks, _saved_inputs(model, kernels)),
+        forward_end=add(
+            kept, last.outputs_held, timeline.returned(beside_kept=True), tables, *(masks if timeline.masks_stay else ())
+        ),
+        backward_end=add(last.outputs, timeline.returned(), timeline.leaves(), leaf),
     )
 
 
@@ -261,7 +205,7 @@ def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
     tensors = tensors_of(model)
     trained = trained_tensors(tensors, kernels)
     adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
-    weights = weight_bytes(tensors, kernels) + adapters + model.buffer_bytes
+    weights = weight_bytes(tensors, kernels) + adapters + buffer_bytes(model, kernels)
     return _Totals({WEIGHTS + ONCE: weights}, trained, {GRADIENTS + ONCE: gradient_bytes(trained)}, _inputs(model, kernels))
 
 

@@ -9,7 +9,7 @@ from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
 from memfit.families.common import activation_name
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
-from memfit.model import POSITION, Block, BlockBuilder, Segment
+from memfit.model import PAIR, POSITION, Block, BlockBuilder, Segment
 
 WORDS = "bert.embeddings.word_embeddings"
 HEADS = (
@@ -30,7 +30,8 @@ def _embedding(vocab: int, positions: int, types: int, hidden: int, dropout: flo
     return Segment((b.done(x),), role="embedding")
 
 
-def _layer(hidden: int, heads: int, ffn: int, activation: str, dropout: float, attention_dropout: float) -> Block:
+def encoder_layer(hidden: int, heads: int, ffn: int, activation: str, dropout: float, attention_dropout: float) -> Block:
+    """One layer: LayerNorm after each residual. Also RoBERTa's and ELECTRA's."""
     b = BlockBuilder("encoder layer", hidden)
     x = b.input
     q = b.linear("attention.self.query", x, hidden, bias=True)
@@ -92,7 +93,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     dropout = config.probability("hidden_dropout_prob", 0.1)
     attention_dropout = config.probability("attention_probs_dropout_prob", 0.1)
     activation = activation_name(config, "hidden_act", "gelu")
-    layer = _layer(hidden, heads, ffn, activation, dropout, attention_dropout)
+    layer = encoder_layer(hidden, heads, ffn, activation, dropout, attention_dropout)
     head, loss = _head(
         architecture, hidden, vocab, config.num_labels(), activation, dropout, config.flag("tie_word_embeddings", True)
     )
@@ -107,6 +108,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         vocab_size=vocab,
         max_positions=positions,
         hard_position_limit=True,
+        checkpointed_masks=(PAIR,),
         buffer_bytes=2 * 8 * positions,  # position_ids and token_type_ids, int64
         loss=loss,
     )

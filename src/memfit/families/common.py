@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
@@ -40,6 +40,13 @@ def token_embedding(name: str, vocab: int, hidden: int, *, scaled: bool = False)
     return Segment((b.done(b.scale(x) if scaled else x),), role="embedding")
 
 
+def gated_mlp(b: BlockBuilder, x: Value, ffn: int, activation: str, *, bias: bool = False) -> Value:
+    """down(activation(gate(x)) * up(x)), as wide as x."""
+    gate = b.activation(activation, b.linear("mlp.gate_proj", x, ffn, bias=bias))
+    up = b.linear("mlp.up_proj", x, ffn, bias=bias)
+    return b.linear("mlp.down_proj", b.multiply(gate, up), x.width, bias=bias, split="row")
+
+
 def language_head(
     config: ConfigView,
     architecture: str,
@@ -51,10 +58,15 @@ def language_head(
     head_name: str = "lm_head",
     softcap: bool = False,
     token_upcast: bool = True,
+    bias: bool = False,
+    scaled: bool = False,
+    token_dropout: float = 0.1,
 ) -> tuple[Segment, str | None]:
     """Final norm, head and loss of the class that `architecture` names. Returns the segment and the kind of loss.
 
-    `token_upcast`: whether token classification computes its loss in fp32 (the generic class does, GPT-2's own does not).
+    `bias`: of the language head; `scaled`: its logits are multiplied by a number; `token_dropout`: before a token classifier
+    where the config says nothing; `token_upcast`: whether token classification computes its loss in fp32 (the generic class does,
+    GPT-2's own does not).
 
     Raises:
         UnknownArchitectureError: a class whose head is not known.
@@ -62,7 +74,9 @@ def language_head(
     b = BlockBuilder("head", hidden, TOKEN)
     x = norm(b, b.input)
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        logits = b.head(head_name, x, vocab, tied_to=tied_to)
+        logits = b.head(head_name, x, vocab, bias=bias, tied_to=tied_to)
+        if scaled:
+            logits = b.scale(logits)
         if softcap:
             logits = b.softcap(logits)
         b.until_here(x)
@@ -72,7 +86,7 @@ def language_head(
         logits = b.one_token(b.linear("score", x, num_labels, role="head", split="none"), view=False)
         return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
     if architecture.endswith("ForTokenClassification"):
-        x = b.dropout(x, config.probability("classifier_dropout", config.probability("hidden_dropout", 0.1)))
+        x = b.dropout(x, config.probability("classifier_dropout", config.probability("hidden_dropout", token_dropout)))
         logits = b.linear("score", x, num_labels, bias=True, role="head", split="none")
         return Segment((b.done(b.loss(logits, upcast=token_upcast)),), role="head"), "classification"
     if architecture.endswith("Model") and not architecture.endswith("HeadsModel"):
@@ -84,10 +98,17 @@ def language_head(
 
 
 def layer_segments(kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:
-    """Layers in order, repeats multiplied: an alternating pattern becomes one segment of its period."""
+    """Layers in order, repeats multiplied: an alternating pattern becomes one segment of its period, its rest another."""
     blocks = {kind: make(kind) for kind in dict.fromkeys(kinds)}
     total = len(kinds)
     for period in range(1, min(16, total) + 1):
-        if total % period == 0 and list(kinds) == list(kinds[:period]) * (total // period):
-            return (Segment(tuple(blocks[kind] for kind in kinds[:period]), total // period),)
+        repeats, rest = divmod(total, period)
+        if (repeats > 1 or not rest) and all(kind == kinds[index % period] for index, kind in enumerate(kinds)):
+            repeated = Segment(tuple(blocks[kind] for kind in kinds[:period]), repeats)
+            return (repeated, *_runs_of(kinds[total - rest :], blocks))
+    return _runs_of(kinds, blocks)
+
+
+def _runs_of(kinds: Sequence[str], blocks: Mapping[str, Block]) -> tuple[Segment, ...]:
+    """Equal layers in a row as one segment."""
     return tuple(Segment((blocks[kind],), sum(1 for _ in run)) for kind, run in groupby(kinds))

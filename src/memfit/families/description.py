@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from memfit.model import Segment
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.model import Segment, SharedTensor
 from memfit.records import Record
 
 
@@ -22,7 +25,16 @@ class Description(Record):
     encoder_decoder: bool = False
     pixels: int = 0
     tokens_per_image: int | None = None
+    checkpoints_layers: bool = True
     rotary_dim: int | None = None
+    rotary_tables: int = 1
+    rotary_fp32: bool = False
+    mask: str = "usual"
+    sdpa_multiplies: bool = False
+    shared: tuple[SharedTensor, ...] = ()
+    facts: Mapping[str, Any] = {}
     buffer_bytes: int = 0
+    buffer_elements: int = 0
+    checkpointed_masks: tuple[int, ...] = ()
     loss: str | None = "causal-lm"
     attention_kernels: tuple[str, ...] = ("flash", "sdpa", "eager")

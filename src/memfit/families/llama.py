@@ -6,10 +6,13 @@ Source: transformers 5, models/llama/modeling_llama.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
     check_heads,
+    gated_mlp,
     head_dimension,
     language_head,
     layer_segments,
@@ -17,7 +20,7 @@ from memfit.families.common import (
 )
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
-from memfit.model import Block, BlockBuilder
+from memfit.model import Block, BlockBuilder, Segment, Value
 from memfit.records import Record
 
 
@@ -68,8 +71,12 @@ def read_shape(
     )
 
 
-def decoder_layer(shape: Shape, window: int | None = None) -> Block:
-    """One layer; a window limits how far back its attention looks and what its cache keeps."""
+def _dense(shape: Shape) -> Callable[[BlockBuilder, Value], Value]:
+    return lambda b, x: gated_mlp(b, x, shape.ffn, shape.activation, bias=shape.mlp_bias)
+
+
+def decoder_layer(shape: Shape, window: int | None = None, mlp: Callable[[BlockBuilder, Value], Value] | None = None) -> Block:
+    """One layer; a window limits how far back its attention looks and what its cache keeps; `mlp` in place of the gated one."""
     b = BlockBuilder("decoder layer", shape.hidden)
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
@@ -89,15 +96,19 @@ def decoder_layer(shape: Shape, window: int | None = None) -> Block:
     x = b.add(b.input, attended)
 
     normed = b.rms_norm("post_attention_layernorm", x)
-    gate = b.activation(shape.activation, b.linear("mlp.gate_proj", normed, shape.ffn, bias=shape.mlp_bias))
-    up = b.linear("mlp.up_proj", normed, shape.ffn, bias=shape.mlp_bias)
-    down = b.linear("mlp.down_proj", b.multiply(gate, up), shape.hidden, bias=shape.mlp_bias, split="row")
+    down = (mlp or _dense(shape))(b, normed)
     b.until_here(normed)
     return b.done(b.add(x, down))
 
 
-def assemble(config: ConfigView, architecture: str, shape: Shape, windows: list[int | None]) -> Description:
-    """Embedding, layers and head; `windows` gives each layer's sliding window."""
+def assemble(
+    config: ConfigView,
+    architecture: str,
+    shape: Shape,
+    windows: list[int | None],
+    layers: tuple[Segment, ...] | None = None,
+) -> Description:
+    """Embedding, layers and head; `windows` gives each layer's sliding window; `layers` in place of Llama's own."""
     vocab = config.size("vocab_size")
     tied = config.flag("tie_word_embeddings", False)
     kinds = ["full" if window is None else f"sliding {window}" for window in windows]
@@ -113,7 +124,7 @@ def assemble(config: ConfigView, architecture: str, shape: Shape, windows: list[
     return Description(
         segments=(
             token_embedding(EMBEDDING, vocab, shape.hidden),
-            *layer_segments(kinds, lambda kind: decoder_layer(shape, by_kind[kind])),
+            *(layers or layer_segments(kinds, lambda kind: decoder_layer(shape, by_kind[kind]))),
             head,
         ),
         num_layers=len(windows),

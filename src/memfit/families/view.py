@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.errors import InputError, UnknownArchitectureError
+from memfit.job import Assumption
 from memfit.precision import TORCH_DTYPES
 
 LARGEST_DIMENSION = 1 << 31
 """No dimension of a real model comes near this; above it a config is broken or hostile."""
 LARGEST_LAYERS = 1 << 10
+MOST_STAGES = 1 << 6
+"""More stages than any network has; each halves the image."""
 
 IRRELEVANT = frozenset(
     """
@@ -44,6 +47,8 @@ class ConfigView:
         self.image = image
         """Side of the images that the user gave, in place of the config's."""
         self._used: set[str] = set()
+        self.assumptions: list[Assumption] = []
+        """What a family took where neither the config nor the user says it."""
 
     def _raw(self, key: str) -> Any:
         self._used.add(key)
@@ -86,6 +91,57 @@ class ConfigView:
     def layers(self, key: str) -> int:
         """A number of layers."""
         return self.size(key, maximum=LARGEST_LAYERS)
+
+    def sizes(self, key: str, default: Sequence[int], length: int | None = None) -> tuple[int, ...]:
+        """A list of positive whole numbers, one for each stage; `length`: how many there must be."""
+        raw = self._raw(key)
+        given = list(default) if raw is None else raw
+        if not isinstance(given, list | tuple) or not 1 <= len(given) <= MOST_STAGES or (length and len(given) != length):
+            wanted = f"a list of {length} whole numbers, one for each stage" if length else "a list of whole numbers"
+            raise self._refuse(key, raw, wanted)
+        for one in given:
+            if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= LARGEST_DIMENSION:
+                raise self._refuse(key, one, f"a whole number from 1 to {LARGEST_DIMENSION:,} in each place")
+        return tuple(given)
+
+    def sides(self, key: str, default: int) -> tuple[int, int]:
+        """Height and width: one number for both, or a list of two."""
+        if isinstance(self._raw(key), list | tuple):
+            height, width = self.sizes(key, (), 2)
+            return height, width
+        side = self.size(key, default)
+        return side, side
+
+    def number(self, key: str, default: float) -> float:
+        """A number from 0 to a million."""
+        raw = self._raw(key)
+        if raw is None:
+            return default
+        if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 <= raw <= 1_000_000:
+            raise self._refuse(key, raw, "a number from 0 to 1,000,000")
+        return float(raw)
+
+    def ignore(self, *keys: str) -> None:
+        """Keys of this family that do not change memory."""
+        self._used.update(keys)
+
+    def indices(self, key: str) -> frozenset[int]:
+        """A list of layers by index, from 0; empty where the config says null or nothing."""
+        raw = self._raw(key)
+        given = [] if raw is None else raw
+        if not isinstance(given, list) or len(given) > LARGEST_LAYERS:
+            raise self._refuse(key, raw, "a list of layers")
+        for one in given:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < LARGEST_LAYERS:
+                raise self._refuse(key, one, f"a layer from 0 to {LARGEST_LAYERS - 1} in each place")
+        return frozenset(given)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """An object; empty where the config says null or nothing."""
+        raw = self._raw(key)
+        if raw is not None and not isinstance(raw, dict):
+            raise self._refuse(key, raw, "an object")
+        return raw or {}
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memfit.account.estimate import Estimate
+from memfit.account.resolve import runtime_of
 from memfit.fit.answer import Limit, Step, Verdict, Warning
 from memfit.fit.command import command_line, device_word
 from memfit.fit.hardware import smallest_devices
@@ -75,7 +76,7 @@ def _first_step(current: Estimate) -> Warning | None:
 
 def _padding(job: Job, estimate: EstimateFunction, current: Estimate) -> Warning | None:
     workload = job.workload
-    if not isinstance(workload, Training) or workload.padding != "none" or workload.attention == "flash":
+    if not isinstance(workload, Training) or workload.padding != "none" or workload.attention == "flash" or job.model.pixels:
         return None
     padded = job.replace(workload=workload.replace(padding="right"))
     more = estimate(padded).peak.device_bytes - current.peak.device_bytes
@@ -87,7 +88,7 @@ def _padding(job: Job, estimate: EstimateFunction, current: Estimate) -> Warning
 
 def _short_sequence(job: Job) -> Warning | None:
     length, positions = number(job, "seq"), job.model.max_positions
-    if length >= SHORT_SEQUENCE or (positions is not None and length >= positions):
+    if job.model.pixels or length >= SHORT_SEQUENCE or (positions is not None and length >= positions):
         return None
     text = f"--seq {length:,} is short: the longest batch of a run decides its peak, so give the longest sequence, not the mean"
     return Warning(code="short-sequence", text=text)
@@ -102,7 +103,7 @@ def verify(job: Job, current: Estimate) -> tuple[Step, ...]:
     allocated = f"compare with {format_gib(peak.allocated_bytes)} allocated"
     if not isinstance(job.workload, Training):
         run = f"after one full-length request: {allocated}"
-    elif job.overheads.runtime == "hf-trainer":
+    elif runtime_of(job).trainer:
         run = f"with --max_steps 2 (the first step is lower: optimizer states are made at its end): {allocated}"
     else:
         run = f"after two steps (the first is lower: optimizer states are made at its end): {allocated}"

@@ -37,7 +37,10 @@ MAX_EVALUATIONS = 64
 
 
 def numbers_of(job: Job) -> tuple[str, ...]:
-    """The numbers of this job that have a limit. An encoder keeps no cache, so its context is its prompt."""
+    """The numbers of this job that have a limit. An encoder keeps no cache, so its context is its prompt; an image has its own
+    length."""
+    if job.model.pixels:
+        return INFERENCE_NUMBERS[:1] if isinstance(job.workload, Inference) else TRAINING_NUMBERS[:1]
     if not isinstance(job.workload, Inference):
         return TRAINING_NUMBERS
     return INFERENCE_NUMBERS if job.model.kind == "decoder" else INFERENCE_NUMBERS[:2]

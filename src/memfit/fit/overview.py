@@ -63,14 +63,15 @@ def _up_to(positions: int | None, length: int) -> int:
 def _infer(quantization: str) -> Callable[[Model], Workload]:
     def workload(model: Model) -> Workload:
         half = model.dtype if model.dtype in ("bf16", "fp16") else "bf16"
-        return Inference(context=_up_to(model.max_positions, CONTEXT), weight_dtype=half, quantization=quantization)
+        context = None if model.pixels else _up_to(model.max_positions, CONTEXT)
+        return Inference(context=context, weight_dtype=half, quantization=quantization)
 
     return workload
 
 
 def _finetune(method: str) -> Callable[[Model], Workload]:
     def workload(model: Model) -> Workload:
-        length = _up_to(model.max_positions, SEQUENCE)
+        length = None if model.pixels else _up_to(model.max_positions, SEQUENCE)
         return FineTuning(method=method, seq=length, batch=1, checkpointing="full", precision="bf16-true")
 
     return workload
@@ -121,5 +122,7 @@ def _cell(peak: Peak, job: Job) -> Cell:
 
 def _note(workload: Workload) -> str:
     if isinstance(workload, Inference):
-        return f"context {workload.context or 0:,}, {workload.concurrency} sequence"
-    return f"batch {workload.batch}, sequence {workload.seq or 0:,}, checkpointing {workload.checkpointing}"
+        length = "" if workload.context is None else f"context {workload.context:,}, "
+        return f"{length}{workload.concurrency} {'sequence' if length else 'image'}"
+    length = "" if workload.seq is None else f"sequence {workload.seq:,}, "
+    return f"batch {workload.batch}, {length}checkpointing {workload.checkpointing}"

@@ -10,17 +10,30 @@ from __future__ import annotations
 from memfit.kernels import functions
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import CROSS_PAIR, KEY_TOKEN, PAIR, POSITION_PAIR, TARGET_PAIR, TARGET_TOKEN, TOKEN, Op
+from memfit.model.description import (
+    CROSS_PAIR,
+    CROSS_POSITION_PAIR,
+    KEY_TOKEN,
+    PAIR,
+    POSITION_PAIR,
+    TARGET_PAIR,
+    TARGET_TOKEN,
+    TOKEN,
+    Op,
+)
 
 FLASH_MAX_HEAD_DIM = 256
 
 
-def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """The attention of one layer under the implementation in force; the output is what the output projection reads."""
     implementation = context.policy.attention
     tape = context.tape
     if implementation == "eager":
-        return _eager(context, op, q, k, v)
+        return _eager(context, op, q, k, v, bias)
+    if bias is not None:
+        return _biased_efficient(context, op, q, k, v, bias)
+    given = (k, v)
     q, k, v = (tape.autocast_compute(one) for one in (q, k, v))
     half = q.dtype in ("bf16", "fp16")
     head_dim = q.width // op.attributes["num_heads"]
@@ -32,12 +45,13 @@ def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tens
     grouped = op.attributes["num_kv_heads"] != op.attributes["num_heads"]
     if grouped and not masked and head_dim <= FLASH_MAX_HEAD_DIM:
         return _math(context, op, q, k, v)
-    return _memory_efficient(context, op, q, k, v, masked)
+    return _memory_efficient(context, op, q, k, v, masked, cast=(k is not given[0], v is not given[1]))
 
 
 def has_mask(context: Context, op: Op) -> bool:
     """A mask is passed when the batch is padded, or a sliding window is not longer than the sequence."""
-    return context.policy.padded or op.attributes["window"] in context.policy.binding_windows
+    target = op.inputs[0].axis == TARGET_TOKEN and op.inputs[1].axis == TARGET_TOKEN  # padding reaches the source only
+    return (context.policy.padded and not target) or op.attributes["window"] in context.policy.binding_windows
 
 
 def _flash_capable(context: Context) -> bool:
@@ -105,12 +119,24 @@ def _repeat(tape: Tape, op: Op, x: Tensor, *, single_is_view: bool = False) -> T
     return out
 
 
-def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
-    """Keeps q, repeated k and v, the output, the log-sum-exp and, if there is one, an additive mask made for each layer."""
+def _key_operand(context: Context, op: Op, x: Tensor, strided: bool) -> Tensor:
+    """What eager's product reads of keys or values: repeated ones, or a single head, which the product or a cast writes out."""
+    tape = context.tape
+    if op.attributes["num_kv_heads"] != 1 or op.attributes["num_heads"] == 1:
+        return _operand(tape, x, strided)
+    cast = tape.autocast_compute(x)
+    return _repeat(tape, op, cast, single_is_view=context.policy.one_sequence and cast is x)
+
+
+def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, masked: bool, cast: tuple[bool, bool]) -> Tensor:
+    """Keeps q, repeated k and v, the output, the log-sum-exp and, if there is one, an additive mask made for each layer.
+
+    The expansion of a single key-value head is a view, unless autocast's `cast` of it writes it out.
+    """
     tape = context.tape
     heads = op.attributes["num_heads"]
     if not context.policy.decoding:
-        k, v = _repeat(tape, op, k, single_is_view=True), _repeat(tape, op, v, single_is_view=True)
+        k, v = _repeat(tape, op, k, single_is_view=not cast[0]), _repeat(tape, op, v, single_is_view=not cast[1])
     out = _output(tape, op, q, v)
     lse = tape.tensor(q.axis, heads, "fp32")
     saved = [q, k, v, out, lse]
@@ -121,6 +147,36 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     tape.record(saved[:3] + saved[5:], (out, lse), saved=saved)
     for one in (lse, *saved[5:]):
         one.requires_grad = False
+    return out
+
+
+def _biased_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The memory-efficient kernel with a position bias as its mask, which every layer keeps in a contiguous copy of its own.
+
+    A causal or a padding mask is laid over it first; padding gives it a batch dimension. Its gradient is made for every sequence
+    and head, then summed over the sequences.
+    Source: transformers 5 integrations/sdpa_attention.py, create_position_bias_mask.
+    """
+    tape = context.tape
+    heads = op.attributes["num_heads"]
+    padded = has_mask(context, op)
+    pair = pair_axis(q, k)
+    if padded or op.attributes["causal"]:
+        causal = tape.tensor(bias.axis, 1, "bool")
+        masked = tape.tensor(pair if padded else bias.axis, bias.width, bias.dtype)
+        # a causal mask is made in each layer; the padding mask is shared by all, and counted with the masks
+        tape.record((bias,) if padded else (causal, bias), (masked,), saved=() if padded else (causal,))
+        bias = masked
+    if bias.axis not in (CROSS_POSITION_PAIR, CROSS_PAIR):  # zeros are contiguous already, a looked-up bias lies heads last
+        bias = functions.unary(tape, bias)
+    q, k, v, bias = (tape.autocast_compute(one) for one in (q, k, v, bias))
+    expanded = Tensor(bias.storage, pair, bias.width, bias.dtype, bias.requires_grad)
+    if bias.axis != pair:
+        tape.record((bias,), (expanded,))
+    out = _output(tape, op, q, v)
+    lse = tape.tensor(q.axis, heads, "fp32")
+    tape.record((q, k, v, expanded), (out, lse), saved=(q, k, v, out, lse, bias))
+    lse.requires_grad = False
     return out
 
 
@@ -150,7 +206,7 @@ def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _contiguous(tape, out)
 
 
-def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Two matrix products around a softmax over the full score matrix.
 
     Keeps the softmax (fp32 where the model asks for it) and the 16-bit probabilities: 6 a s in 16 bit, 4 a s in fp32; dropout
@@ -161,11 +217,15 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     dtype = op.attributes["softmax_dtype"]
     grouped = heads != op.attributes["num_kv_heads"]
     value_dtype = v.dtype
-    k, v = (_repeat(tape, op, one, single_is_view=context.policy.one_sequence) for one in (k, v))
+    if op.attributes["num_kv_heads"] > 1:
+        k, v = _repeat(tape, op, k), _repeat(tape, op, v)
     strided = not context.policy.one_sequence
     pair = pair_axis(q, k)
-    scores = functions.matmul(tape, _operand(tape, q, strided), _operand(tape, k, strided and not grouped), pair, heads)
+    read_q, read_k = _operand(tape, q, strided), _key_operand(context, op, k, strided and not grouped)
+    scores = functions.matmul(tape, read_q, read_k, pair, heads)
     scores = functions.unary(tape, scores)
+    if bias is not None:
+        scores = functions.add(tape, scores, bias)
     if op.attributes["softcap"]:
         scores = functions.unary(tape, functions.unary(tape, functions.unary(tape, scores), save_output=True))
     if op.attributes["causal"] or has_mask(context, op):
@@ -179,7 +239,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape.hold(scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(probabilities)
-    operand = _operand(tape, v, strided and not grouped)
+    operand = _key_operand(context, op, v, strided and not grouped)
     out = functions.matmul(tape, tape.autocast_compute(probabilities), operand, q.axis, op.outputs[0].width)
     copied = _contiguous(tape, out)
     for one in (k, v, out):

@@ -47,6 +47,8 @@ class KernelPolicy(NamedTuple):
     """Inference: the head reads the last position only."""
     generating: bool = False
     """Inference: the logits are sampled from."""
+    checkpointed: bool = False
+    """The layers run under checkpoints, which T5's cross-attention looks at: its untrained bias then gets a gradient."""
     decoding: bool = False
     """Inference: one new token per sequence, for which sdpa needs no repeated keys and values."""
 

@@ -75,6 +75,11 @@ def linear(context: Context, parameter: Parameter, bias: Parameter | None, x: Te
     return out if adapter is None else _adapted(context, parameter, adapter, x, out)
 
 
+def _columns(parameter: Parameter, x: Tensor) -> int:
+    """Elements of x W^T for each unit of x's axis: an image has many rows of in_features elements, a token has one."""
+    return max(1, x.width // parameter.shape[1]) * parameter.shape[0]
+
+
 def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None, x: Tensor) -> Tensor:
     """Keeps its input if W is trained, autocast's copy of W if x needs a gradient."""
     tape = context.tape
@@ -82,7 +87,7 @@ def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None
     trained = context.trained(parameter)
     x = tape.autocast_compute(x)
     copy = tape.weight_cast(parameter, policy.weight, trained)
-    out = tape.tensor(x.axis, parameter.shape[0], policy.compute if policy.autocast else x.dtype)
+    out = tape.tensor(x.axis, _columns(parameter, x), policy.compute if policy.autocast else x.dtype)
     saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
     count = prod(parameter.shape)
     weight_grads: list[tuple[int, int, str]] = []
@@ -100,7 +105,7 @@ def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None
 
 def _quantized_linear(tape: Tape, parameter: Parameter, quantized: QuantizedFormat, x: Tensor) -> Tensor:
     """A frozen 4- or 8-bit weight: no input is kept; a 16-bit copy of the weight lives during the product, both ways."""
-    out = tape.tensor(x.axis, parameter.shape[0], x.dtype)
+    out = tape.tensor(x.axis, _columns(parameter, x), x.dtype)
     scratch: list[Size] = []
     if quantized.dequantized:
         scratch.append((ONCE, prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute]))
@@ -131,7 +136,7 @@ def _adapter_linear(context: Context, parameter: Parameter, dtype: str, x: Tenso
     trained = context.policy.training
     x = tape.autocast_compute(x)
     copy = tape.weight_cast(parameter, dtype, trained)
-    out = tape.tensor(x.axis, parameter.shape[0], x.dtype)
+    out = tape.tensor(x.axis, _columns(parameter, x), x.dtype)
     saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
     size = prod(parameter.shape) * DTYPE_BYTES[dtype]
     copy_bytes = prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute] if copy is not None else 0
@@ -152,8 +157,9 @@ def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int, so
     )
     saved = [ids]
     if source != "batch":
-        # made for one sequence and expanded; a buffer is there anyway
-        saved = [tape.tensor(POSITION, 1, "int64")] if source == "positions" else []
+        # positions are made for one sequence and expanded; a buffer is there anyway
+        made = {"positions": POSITION, "made": axis}.get(source)
+        saved = [] if made is None else [tape.tensor(made, 1, "int64")]
     tape.record(saved, (out,), saved=saved, weight_grads=grads)
     for one in saved:
         one.requires_grad = False

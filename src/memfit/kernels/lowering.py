@@ -22,6 +22,8 @@ class Lowered(NamedTuple):
     """What the caller still holds as the model's output."""
     externals: tuple[tuple[str, Tensor], ...] = ()
     """Tensors from outside, which take no memory of the block's own."""
+    provided: tuple[tuple[str, Tensor], ...] = ()
+    """Tensors that later blocks read."""
     input_held: bool = True
     """The caller's name for the hidden states still holds the block's input; after the last layer no name does."""
 
@@ -34,7 +36,7 @@ _KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
     "rms_norm": lambda context, op, x: _one(modules.rms_norm(context, op, x)),
     "layer_norm": lambda context, op, x: _one(modules.layer_norm(context, op, x)),
     "rotary": modules.rotary,
-    "attention": lambda context, op, q, k, v: _one(attention.attention(context, op, q, k, v)),
+    "attention": lambda context, op, q, k, v, *bias: _one(attention.attention(context, op, q, k, v, *bias)),
     "split": modules.split,
     "activation": lambda context, op, x: _one(modules.activation(context, op, x)),
     "softcap": lambda context, op, x: _one(modules.softcap(context, op, x)),
@@ -48,7 +50,21 @@ _KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
 """Hugging Face's eager implementations by kind of operation."""
 
 
-_LIBRARIES: dict[str, str] = {}
+_LIBRARIES: dict[str, str] = {
+    **dict.fromkeys(("t5_norm", "zero_bias", "weight_format", "clamp_fp16", "add_buffer", "mean_pool"), "seq2seq"),
+    **dict.fromkeys(
+        (
+            "pixels", "conv2d", "batch_norm", "max_pool", "average_pool", "image_copy", "upsample", "add_in_place",
+            "drop_path", "layer_scale", "class_token", "unused_parameter", "position_table", "mean_of_patches",
+            "relative_bias", "shift_mask", "merge_patches", "concatenate_maps", "image_attention",
+        ),
+        "vision",
+    ),
+    **dict.fromkeys(("bloom_attention", "falcon_attention", "gptj_attention", "mpt_attention"), "alibi"),
+    **dict.fromkeys(("bloom_gelu", "clamp", "expanded", "in_place_add", "indexed", "interleaved_rotary", "product"), "decoders"),
+    **dict.fromkeys(("router", "experts", "jitter"), "experts"),
+    **dict.fromkeys(("rms_norm_fp32", "layer_norm_fp32", "head_layer_norm", "separate_head_norms", "slice"), "norms"),
+}
 """Operations of whole areas (convolutions, experts, state spaces): kind -> module of this package, whose `KERNELS` are loaded on
 first use, so that a model pays for what it has."""
 
@@ -120,8 +136,9 @@ def lower(
         tape.hold(values[value_id], ends[index])
     if head is not None and policy.generating:
         output = _sampled(tape, output)
-    held = head is None and not reads_batch
-    return Lowered(tape, x, values.get(block.output.id, output), logits, outside, input_held=held)
+    held = head is None and not reads_batch and block.input_held
+    provided = tuple([(name, values[value.id]) for name, value in block.provides])
+    return Lowered(tape, x, values.get(block.output.id, output), logits, outside, provided, input_held=held)
 
 
 def _last_position(tape: Tape, x: Tensor) -> Tensor:

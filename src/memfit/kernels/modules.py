@@ -11,10 +11,20 @@ from memfit.model.description import ONCE, TOKEN, Op, Parameter
 from memfit.precision import DTYPE_BYTES
 
 
-def _weight_grad(context: Context, parameter: Parameter) -> tuple[tuple[int, int, str], ...]:
+def weight_grads(context: Context, parameter: Parameter) -> tuple[tuple[int, int, str], ...]:
+    """The gradient of a parameter that is trained, in its own format."""
     if not context.trained(parameter):
         return ()
     return ((parameter.num_elements * DTYPE_BYTES[context.tape.policy.weight], 0, parameter.name),)
+
+
+def divided_by_rms(tape: Tape, x: Tensor, heads: int) -> Tensor:
+    """x32 * rsqrt(mean(x32^2) + eps): keeps x32 and the rsqrt."""
+    x32 = tape.cast(x, "fp32")
+    squares = functions.unary(tape, x32, save_input=True, backward_scratch=2)
+    rows = tape.tensor(x.axis, heads, "fp32")
+    tape.record((squares,), (rows,))
+    return functions.multiply(tape, x32, functions.unary(tape, rows, save_output=True))
 
 
 def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
@@ -26,13 +36,8 @@ def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
     tape = context.tape
     (weight,) = op.parameters
     dtype = x.dtype
-    x32 = tape.cast(x, "fp32")
-    squares = functions.unary(tape, x32, save_input=True, backward_scratch=2)
-    rows = tape.tensor(x.axis, op.attributes["heads"], "fp32")
-    tape.record((squares,), (rows,))
-    inverse = functions.unary(tape, rows, save_output=True)
-    normalised = functions.multiply(tape, x32, inverse)
-    grads = _weight_grad(context, weight)
+    normalised = divided_by_rms(tape, x, op.attributes["heads"])
+    grads = weight_grads(context, weight)
     if op.attributes["offset"]:
         factor = tape.tensor(ONCE, weight.num_elements, "fp32")
         tape.record((), (factor,))
@@ -61,11 +66,11 @@ def layer_norm(context: Context, op: Op, x: Tensor) -> Tensor:
     tape = context.tape
     x = tape.autocast_fp32(x)
     out = tape.tensor(x.axis, x.width, x.dtype)
-    statistics = tape.tensor(x.axis, 2, "fp32")
-    grads = sum((_weight_grad(context, one) for one in op.parameters), ())
+    statistics = tape.tensor(x.axis, 2 * op.attributes.get("rows", 1), "fp32")
+    grads = sum((weight_grads(context, one) for one in op.parameters), ())
     saved = [x, statistics]
-    if tape.policy.autocast and tape.policy.weight != "fp32":
-        casts = tape.tensor(ONCE, 2 * op.parameters[0].num_elements, "fp32")
+    if tape.policy.autocast and tape.policy.weight != "fp32" and op.parameters:
+        casts = tape.tensor(ONCE, sum(one.num_elements for one in op.parameters), "fp32")
         tape.record((), (casts,))
         saved.append(casts)
     tape.record(saved[::2], (out, statistics), saved=saved, weight_grads=grads)
@@ -79,17 +84,25 @@ def rotary(context: Context, op: Op, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
     """q * cos + rotate_half(q) * sin, the same for k: keeps cos and sin only (once per forward, shared by the layers)."""
     rotary_dim = op.attributes["rotary_dim"]
     head_dim = op.attributes["head_dim"]
-    return tuple(_rotate(context.tape, x, head_dim, rotary_dim) for x in (q, k))  # type: ignore[return-value]
+    tape = context.tape
+    read = [tape.cast(x, "fp32") for x in (q, k)] if op.attributes["in_fp32"] else [q, k]
+    out_q, out_k = [_rotate(tape, x, head_dim, rotary_dim, fp32_tables=op.attributes["fp32_tables"]) for x in read]
+    if not op.attributes["cast_back"]:
+        return out_q, out_k
+    results = tape.cast(out_q, q.dtype), tape.cast(out_k, k.dtype)
+    for x in (q, k, *read, out_q, out_k):  # names of the function and of its caller, until it returns
+        tape.hold(x)
+    return results
 
 
-def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None) -> Tensor:
+def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None, *, fp32_tables: bool) -> Tensor:
     whole = x
     width = x.width if rotary_dim is None else x.width // head_dim * rotary_dim
     if rotary_dim is not None:
         x = _slice(tape, whole, width)
     # cos and sin come in the hidden states' format, which under autocast is that of the weights
     table = tape.policy.weight if tape.policy.autocast else x.dtype
-    dtype = "fp32" if "fp32" in (table, x.dtype) else x.dtype
+    dtype = "fp32" if fp32_tables or "fp32" in (table, x.dtype) else x.dtype
     with_cos = functions.unary(tape, x, dtype=dtype)
     rotated = tape.tensor(x.axis, width, x.dtype)
     half = (x.axis, x.size[1] // 2)

@@ -17,6 +17,7 @@ from memfit.model.description import (
     Op,
     Parameter,
     Segment,
+    SharedTensor,
     Value,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "Op",
     "Parameter",
     "Segment",
+    "SharedTensor",
     "Value",
 ]

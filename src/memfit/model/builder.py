@@ -15,6 +15,7 @@ class BlockBuilder:
         self._cache: CacheSpec | None = None
         self._externals: dict[str, Value] = {}
         self._holds: list[tuple[int, int]] = []
+        self._provides: dict[str, Value] = {}
         self.input = Value(0, axis, width)
 
     def _value(self, axis: int, width: int) -> Value:
@@ -37,25 +38,40 @@ class BlockBuilder:
         self._ops.append(Op(kind, name, inputs, (output,), parameters, attributes))
         return output
 
-    def done(self, output: Value) -> Block:
+    def done(self, output: Value, *, input_held: bool = True) -> Block:
         """The finished block."""
         return Block(
-            self.name, self.input, output, tuple(self._ops), self._cache, tuple(self._externals.items()), tuple(self._holds)
+            self.name,
+            self.input,
+            output,
+            tuple(self._ops),
+            self._cache,
+            tuple(self._externals.items()),
+            tuple(self._holds),
+            tuple(self._provides.items()),
+            input_held=input_held,
         )
 
     def external(self, name: str, width: int, axis: int = TOKEN) -> Value:
-        """A value that another segment provides (`Segment.provides`): the encoder's output."""
+        """A value that another segment or block provides: the encoder's output (`Segment.provides`), a shared position bias."""
         if name not in self._externals:
             self._externals[name] = self._value(axis, width)
         return self._externals[name]
+
+    def provide(self, name: str, value: Value) -> None:
+        """Later blocks read this value as `external(name)`."""
+        self._provides[name] = value
 
     def until_here(self, *values: Value) -> None:
         """These values were arguments or local names of a module whose call ends here, so none of them was freed before."""
         self._holds += [(value.id, len(self._ops) - 1) for value in values]
 
-    def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch") -> Value:
-        """Table look-up: rows x width parameters. `ids`: the batch's, or made once per forward, or a buffer's."""
-        weight = Parameter(name + ".weight", (rows, width), "embedding", "vocab")
+    def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch", tied_to: str = "") -> Value:
+        """Table look-up: rows x width parameters.
+
+        `ids`: the batch's; `positions`, made for one sequence; `made` for every row of the result; or a buffer's.
+        """
+        weight = Parameter(name + ".weight", (rows, width), "embedding", "vocab", tied_to)
         return self.op("embedding", name, (self.input,), width, (weight,), axis, ids=ids)
 
     def linear(
@@ -98,10 +114,30 @@ class BlockBuilder:
         parameters = (Parameter(name + ".weight", shape, "norm"), Parameter(name + ".bias", shape, "norm"))
         return self.op("layer_norm", name, (x,), x.width, parameters)
 
-    def rotary(self, q: Value, k: Value, *, head_dim: int, rotary_dim: int | None = None) -> tuple[Value, Value]:
-        """Rotary position embedding of q and k; `rotary_dim` < head_dim rotates only the first part of each head."""
+    def rotary(
+        self,
+        q: Value,
+        k: Value,
+        *,
+        head_dim: int,
+        rotary_dim: int | None = None,
+        in_fp32: bool = False,
+        fp32_tables: bool = False,
+        cast_back: bool = False,
+    ) -> tuple[Value, Value]:
+        """Rotary position embedding of q and k; `rotary_dim` rotates only the first part of each head, and joins the parts.
+
+        `in_fp32`: q and k are cast before; `fp32_tables`: cos and sin are in fp32 whatever the hidden states are;
+        `cast_back`: the results are cast to the format that q and k had.
+        """
         out_q, out_k = self._value(q.axis, q.width), self._value(k.axis, k.width)
-        attributes = {"head_dim": head_dim, "rotary_dim": rotary_dim}
+        attributes = {
+            "head_dim": head_dim,
+            "rotary_dim": rotary_dim,
+            "in_fp32": in_fp32,
+            "fp32_tables": fp32_tables,
+            "cast_back": cast_back,
+        }
         self._ops.append(Op("rotary", "rotary", (q, k), (out_q, out_k), (), attributes))
         return out_q, out_k
 
@@ -120,8 +156,9 @@ class BlockBuilder:
         head_major: bool = False,
         softmax_dtype: str | None = "fp32",
         cached: bool = True,
+        bias: Value | None = None,
     ) -> Value:
-        """softmax(q k^T / sqrt(d)) v; `head_major`: q lies as (batch, heads, seq, dim) in memory, so the output is copied.
+        """softmax(q k^T / sqrt(d) [+ bias]) v; `head_major`: q lies as (batch, heads, seq, dim), so the output is copied.
 
         `softmax_dtype`: eager implementations that ask for a softmax in fp32; `None` leaves it in the scores' format.
         """
@@ -130,7 +167,7 @@ class BlockBuilder:
         return self.op(
             "attention",
             "attention",
-            (q, k, v),
+            (q, k, v) if bias is None else (q, k, v, bias),
             num_heads * (v.width // num_kv_heads),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -141,6 +178,10 @@ class BlockBuilder:
             head_major=head_major,
             softmax_dtype=softmax_dtype,
         )
+
+    def cache(self, k: Value, v: Value, window: int | None = None) -> None:
+        """This layer's keys and values stay in the KV cache; `attention` says so itself."""
+        self._cache = CacheSpec(k.width + v.width, window)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         """Views of a fused projection: the whole stays in memory as long as any part does."""

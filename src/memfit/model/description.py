@@ -14,6 +14,8 @@ Every tensor's size is a whole number of bytes times one of a few products of th
 The decoder of an encoder-decoder works on t target tokens of each sequence, and looks at the s source tokens:
 
     target-position t          its position ids
+    target-position-pair t t   its own position biases
+    cross-position-pair t s    those over the encoder's output
     target-token    b t        its hidden states
     target-pair     b t t      its own score matrices
     cross-pair      b t s      score matrices over the encoder's output
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
 
 AXES = (
     "once", "position", "target-position", "sequence", "token", "target-token", "key-token",
-    "position-pair", "pair", "target-pair", "cross-pair",
+    "position-pair", "target-position-pair", "cross-position-pair", "pair", "target-pair", "cross-pair",
 )  # fmt: skip
-(ONCE, POSITION, TARGET_POSITION, SEQUENCE, TOKEN, TARGET_TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR, TARGET_PAIR, CROSS_PAIR) = range(
-    len(AXES)
-)
+(
+    ONCE, POSITION, TARGET_POSITION, SEQUENCE, TOKEN, TARGET_TOKEN, KEY_TOKEN,
+    POSITION_PAIR, TARGET_POSITION_PAIR, CROSS_POSITION_PAIR, PAIR, TARGET_PAIR, CROSS_PAIR,
+) = range(len(AXES))  # fmt: skip
 """In an order in which a result takes the later axis of its two operands."""
 
 ACTIVATION_FUNCTIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
@@ -106,6 +109,10 @@ class Block(NamedTuple):
     """Values from outside the block, by name: the encoder's output in a decoder layer."""
     holds: tuple[tuple[int, int], ...] = ()
     """Values that a Python name keeps alive: (value id, index of the operation after which the name is gone)."""
+    provides: tuple[tuple[str, Value], ...] = ()
+    """Values of this block that later blocks read, by name: a position bias that all layers share."""
+    input_held: bool = True
+    """The caller's name for its input is there until it ends (false where it begins inside a module that reassigns the name)."""
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -129,6 +136,21 @@ class Segment(NamedTuple):
     """The name under which later blocks find its output."""
     shared: bool = False
     """All repeats use the same parameters (ALBERT): they are counted once, and their gradients add up."""
+    unit: str = ""
+    """A module that is checkpointed as a whole beside its layers (a stage of Swin): segments of the same unit, in a row."""
+
+
+class SharedTensor(NamedTuple):
+    """A tensor that the backbone makes once in each forward for all layers, beside rotary tables and the usual mask."""
+
+    axis: int
+    width: int
+    dtype: str | None = None
+    """`None`: the weights' format."""
+    saved: bool = False
+    """Attention keeps it for backward, which it does not need where it casts it."""
+    kernels: tuple[str, ...] = ("flash", "sdpa", "eager")
+    """The attention implementations under which it is made."""
 
 
 class Model(Record):
@@ -162,13 +184,29 @@ class Model(Record):
     """The count that the user gave, where the shapes are only typical for it."""
     buffer_bytes: int = 0
     """Non-trained tensors on the device."""
+    buffer_elements: int = 0
+    """Of those, elements in the weights' format, beside `buffer_bytes`."""
     encoder_decoder: bool = False
+    checkpointed_masks: tuple[int, ...] = ()
+    """Axes of the masks that layers take by position, so that a checkpoint saves them as inputs; others it only refers to."""
     pixels: int = 0
     """Elements of one image, where the model reads images."""
     tokens_per_image: int | None = None
     """Tokens that an image becomes, where that is a fixed number: the sequence length."""
+    checkpoints_layers: bool = True
+    """Whether the class can checkpoint its layers by itself."""
     rotary_dim: int | None = None
     """Width of the rotary tables (cos and sin), which are made once per forward and kept by every layer."""
+    rotary_tables: int = 1
+    """Pairs of such tables: one for every kind of layer that has a frequency of its own (Gemma 3)."""
+    rotary_fp32: bool = False
+    """The tables stay in fp32 whatever format the hidden states have (OLMo 2)."""
+    mask: str = "usual"
+    """usual: the backbone makes a mask where attention needs one; always: even where it could be skipped; own: see `shared`."""
+    sdpa_multiplies: bool = False
+    """Under sdpa, too, its attention is plain products (one key-value head that is not repeated): a batch of one differs."""
+    shared: tuple[SharedTensor, ...] = ()
+    """Position biases and masks of a kind of their own."""
     relative_uncertainty: float = 0.0
     """Share by which the model itself may be off: 0 for a config, wide for a model known only by its size."""
     assumptions: tuple[Assumption, ...] = ()
@@ -184,10 +222,25 @@ class Model(Record):
         )
 
     @cached_property
+    def attention_windows(self) -> frozenset[int | None]:
+        """The kinds of attention that its layers have: each distinct sliding window, `None` for full attention."""
+        return frozenset(
+            op.attributes["window"]
+            for segment in self.segments
+            for block in segment.blocks
+            for op in block.ops
+            if "window" in op.attributes
+        )
+
+    @cached_property
+    def reads_across_blocks(self) -> bool:
+        """Whether a block reads what another provides beside the hidden states."""
+        return any(block.externals for segment in self.segments for block in segment.blocks)
+
+    @cached_property
     def windows(self) -> tuple[int, ...]:
         """The distinct sliding windows of its layers."""
-        found = {block.cache.window for segment in self.segments for block in segment.blocks if block.cache}
-        return tuple(sorted(window for window in found if window is not None))
+        return tuple(sorted(window for window in self.attention_windows if window is not None))
 
     @cached_property
     def caches(self) -> list[tuple[CacheSpec, int]]:

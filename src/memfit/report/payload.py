@@ -94,7 +94,7 @@ def _model(answer: Answer) -> dict[str, Any]:
         "name": model.name,
         "family": model.family,
         "parameters": model.num_parameters,
-        "active_parameters": getattr(model, "num_active_parameters", model.num_parameters),
+        "active_parameters": model.facts.get("active_parameters", model.num_parameters),
         "trainable_parameters": trainable_parameters(answer),
         "source": model.source,
         "architecture": model.architecture,
@@ -108,10 +108,10 @@ def _workload(answer: Answer) -> dict[str, Any]:
 
 
 def _runtime(name: str | None) -> dict[str, Any]:
-    from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES
+    from memfit.runtimes import DEFAULT_RUNTIME, find_runtime
 
-    base, _, release = (name or DEFAULT_RUNTIME.name).partition("@")
-    return {"name": base, "version": release or RUNTIMES[base].version}
+    runtime = find_runtime(name) if name else DEFAULT_RUNTIME
+    return {"name": runtime.name, "version": runtime.version}
 
 
 def _device(cluster: Cluster) -> dict[str, Any]:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from memfit.errors import UsageError
 from memfit.runtimes.facts import Runtime
-from memfit.runtimes.hf import HF, HF_TRAINER, TORCH
+from memfit.runtimes.hf import HF, HF_4, HF_TRAINER, HF_TRAINER_4, TORCH
 
 RUNTIMES = {one.name: one for one in (HF, HF_TRAINER, TORCH)}
-"""Runtimes by the name that `--runtime` takes."""
+"""Runtimes by the name that `--runtime` takes, as their newest release behaves."""
+
+EARLIER = (HF_4, HF_TRAINER_4)
+"""How earlier releases behaved, for `name@release`: newest first within a name."""
 
 DEFAULT_RUNTIME = HF
 
-__all__ = ["DEFAULT_RUNTIME", "RUNTIMES", "Runtime"]
+
+def find_runtime(text: str) -> Runtime:
+    """The runtime of `name` or `name@release`, as that release behaves.
+
+    Raises:
+        UsageError: the release is older than all that is known of the runtime.
+    """
+    name, _, release = text.partition("@")
+    newest = RUNTIMES[name]
+    if not release:
+        return newest
+    asked = tuple(int(part) for part in release.split("."))
+    rows = [newest, *[one for one in EARLIER if one.name == name]]
+    found = next((row for row in rows if asked >= row.since), None)
+    if found is None:
+        first = ".".join(map(str, rows[-1].since))
+        raise UsageError(f"--runtime {text}: what is known of {name} begins with release {first}")
+    return found._replace(version=release)
+
+
+__all__ = ["DEFAULT_RUNTIME", "EARLIER", "RUNTIMES", "Runtime", "find_runtime"]

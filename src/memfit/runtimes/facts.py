@@ -18,3 +18,9 @@ class Runtime(NamedTuple):
     source: str
     full_embedding_states: bool = False
     """Block-wise optimizers keep 32-bit states for embeddings."""
+    trainer: bool = False
+    """Whether TrainingArguments configure it, or the user's own loop."""
+    mask_without_cache: bool = False
+    """sdpa gets a mask whenever the caller passes none and there is no cache object, as under checkpointing."""
+    since: tuple[int, ...] = (0,)
+    """The first release that behaves like this."""

@@ -39,6 +39,7 @@ def job_of(row: Mapping[str, Any]) -> Job:
     settings: dict[str, Any] = {
         "batch": row["batch"],
         "seq": row["seq"],
+        "target_seq": run.get("target"),
         "padding": "right" if run.get("pad") else "none",
         "precision": precision,
         "weight_dtype": weight_dtype,

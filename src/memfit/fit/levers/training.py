@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memfit.account.resolve import runtime_of
 from memfit.fit.levers.common import ATTENTION
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import FineTuning, Job, Training
@@ -21,7 +22,7 @@ def _training(job: Job) -> Training:
 
 
 def _is_trainer(job: Job) -> bool:
-    return job.overheads.runtime == "hf-trainer"
+    return runtime_of(job).trainer
 
 
 def _method(job: Job) -> str:
@@ -97,6 +98,11 @@ def _micro_batch(job: Job, value: int) -> Job:
 def _micro_batch_cost(before: Job, after: Job) -> str:
     old, new = _training(before), _training(after)
     tokens = new.batch * (new.seq or 1)
+    if before.model.pixels:
+        return (
+            f"same global batch of {old.batch * old.grad_accum:,} images in {new.grad_accum:,} micro-batches of {new.batch:,}: "
+            f"lower throughput; batch norm, if there is any, sees {new.batch:,} images"
+        )
     return (
         f"same global batch of {old.batch * old.grad_accum:,} sequences in {new.grad_accum:,} micro-batches of {new.batch:,}: "
         f"lower throughput, as each kernel sees {tokens:,} tokens instead of {old.batch * (old.seq or 1):,}"

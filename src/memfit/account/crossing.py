@@ -1,0 +1,80 @@
+"""What a block takes, and what crosses its border: values that others read or provide, gradients that wait for one another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.account.forms import ZERO, Form
+
+
+class Read(NamedTuple):
+    """A value from outside that a block reads."""
+
+    name: str
+    form: Form
+    saved: bool
+    requires_grad: bool
+
+
+class Provided(NamedTuple):
+    """A value of a block that later blocks read."""
+
+    name: str
+    form: Form
+    saved: bool
+    """A node of the block itself saves it."""
+    dtype: str
+    requires_grad: bool
+    leaf: bool
+    """No operation made it of others: its gradient stays, as long as the graph does."""
+
+
+class BlockMemory(NamedTuple):
+    """What one block takes beyond what was there before it; every figure is a form."""
+
+    kept: Form
+    """Saved for backward when its forward has run, its input included if it is saved."""
+    region_casts: Form
+    """Autocast copies that no node saves: alive until the autocast block ends."""
+    forward: tuple[Form, ...]
+    """The largest states while it runs forward, its input included."""
+    backward: tuple[Form, ...]
+    """The largest states while it runs backward, from all it kept and its output's gradient on."""
+    gradients: Form
+    """Gradients of its parameters that remain after backward."""
+    input: Form
+    """Its input, as what a checkpoint keeps."""
+    input_saved: bool
+    output: Form
+    outputs_held: Form
+    """The model's outputs that the caller holds, apart from what is kept."""
+    outputs: Form
+    """The model's outputs that the caller holds."""
+    output_dtype: str
+    output_requires_grad: bool
+    casts_saved: Form = ZERO
+    """The part of `kept` that is autocast's copies of trained weights: made once, however often the weights are used."""
+    read: tuple[Read, ...] = ()
+    provided: tuple[Provided, ...] = ()
+
+
+class Accumulation(NamedTuple):
+    """What becomes of a parameter's gradient when a node has made it."""
+
+    persist: bool = False
+    """Gradients exist already: the new one is added to them in place and freed."""
+    pending: frozenset[str] = frozenset()
+    """Shared with an earlier block (a tied head): waits for that block's gradient, then both are added."""
+    completes: frozenset[str] = frozenset()
+    """Shared with a later block (a tied embedding): added to the waiting one out of place, three copies for a moment."""
+    joins: frozenset[str] = frozenset()
+    """Shared with several later blocks: the waiting one is their sum, to which this one is added in place."""
+    repeated: str = ""
+    """Layers that share their parameters, by their turn in backward: the `first`'s gradients wait, the `second`'s are added to
+    them out of place, all `later` ones in place."""
+    waiting: frozenset[str] = frozenset()
+    """Values from outside the block whose gradient another block has made already."""
+
+    def shares(self, name: str) -> bool:
+        """Whether this gradient is added to one that waits."""
+        return name in self.completes or name in self.joins or self.repeated in ("second", "later")

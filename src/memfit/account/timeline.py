@@ -1,0 +1,207 @@
+"""The moments of forward and backward, run by run: what is kept, what waits, what names and outputs hold."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.account.blocks import Run
+from memfit.account.crossing import BlockMemory
+from memfit.account.forms import STRIDE, TEMPORARY, ZERO, Form, add, scaled
+
+
+class StepPolicy(NamedTuple):
+    """What decides forward and backward beside the kernels."""
+
+    checkpointed: bool
+    outputs_kept: bool
+    gradients_persist: bool
+    """Gradients exist when forward begins: kept as zeros, or accumulated over micro-batches."""
+
+
+class _Outside(NamedTuple):
+    """A value that one run provides and later ones read: the encoder's output, a position bias that layers share."""
+
+    form: Form
+    provider: int
+    first: int
+    last: int
+    """The first and the last run that read it."""
+    saved: bool
+    """A node, or a checkpoint of a layer that reads it, keeps it for backward; once, however many do."""
+    returned: bool
+    """One of the model's outputs."""
+    leaf: bool
+    """Its gradient stays on it when its provider is through backward, and both as long as the graph."""
+
+
+def _outside_values(runs: list[Run]) -> dict[str, _Outside]:
+    """Values from outside by name, with the places of those who read them."""
+    found: dict[str, _Outside] = {}
+    provided: dict[str, _Outside] = {}
+    for index, run in enumerate(runs):
+        for memory in run.blocks:
+            for read in memory.read:
+                one = found.get(read.name, provided[read.name]._replace(first=index))
+                # what its provider keeps as well is counted there
+                kept = bool(one.form) and (read.saved or run.checkpointed)
+                found[read.name] = one._replace(last=index, saved=one.saved or kept, form=read.form if kept else one.form)
+            for value in memory.provided:
+                form = ZERO if value.saved and not run.checkpointed else value.form
+                provided[value.name] = _Outside(form, index, index, index, saved=False, returned=False, leaf=value.leaf)
+        if run.provides:
+            form = run.blocks[-1].output
+            provided[run.provides] = _Outside(form, index, index, index, saved=False, returned=True, leaf=False)
+    return found
+
+
+class Timeline:
+    """Collects the moments of one step."""
+
+    def __init__(self, runs: list[Run], tables: Form, masks: tuple[Form, ...], policy: StepPolicy, *, masks_saved: bool) -> None:
+        self.runs = runs
+        self.tables = tables
+        self.checkpointed = policy.checkpointed
+        self.masks_stay = policy.checkpointed or masks_saved
+        self.outputs_kept = policy.outputs_kept
+        self.outside = _outside_values(runs)
+        self.masks = self._masks(masks)
+        self.moments: list[tuple[str, str, Form, bool]] = []
+
+    def _masks(self, masks: tuple[Form, ...]) -> list[Form]:
+        """The masks that live during each run: of its stack; under checkpoints also those of the stacks before it."""
+        found, stack = [], -1
+        for run in self.runs:
+            stack = min(stack + (run.role == "embedding" or stack < 0), len(masks) - 1)
+            found.append(add(*masks[: stack + 1]) if self.masks_stay else masks[stack])
+        return found
+
+    def note(self, phase: str, where: str, base: Form, states: tuple[Form, ...]) -> None:
+        self.moments += [(phase, where, add(base, state), False) for state in states]
+
+    def outside_kept(self) -> Form:
+        """What is kept for backward of values from outside."""
+        return add(ZERO, *[one.form for one in self.outside.values() if one.saved])
+
+    def returned(self, *, beside_kept: bool = False) -> Form:
+        """Values from outside that the caller holds as the model's outputs."""
+        held = [one for one in self.outside.values() if one.returned and self.outputs_kept]
+        return add(ZERO, *[one.form for one in held if not (beside_kept and one.saved)])
+
+    def _outside_forward(self, index: int) -> Form:
+        """Values from outside that are alive while this run runs forward: kept, returned at the end, or bound to a name."""
+        values = self.outside.values()
+        return add(
+            ZERO, *[one.form for one in values if one.provider < index and (one.saved or one.returned or index <= one.last)]
+        )
+
+    def _outside_backward(self, index: int) -> Form:
+        """Values from outside that are alive while this run runs backward."""
+        return add(
+            ZERO,
+            *[
+                one.form
+                for one in self.outside.values()
+                if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
+            ],
+            *[one.form for one in self.outside.values() if one.leaf and index < one.provider],
+        )
+
+    def leaves(self) -> Form:
+        """Leaves from outside and their gradients, which the graph holds when backward has run."""
+        return add(ZERO, *[scaled(one.form, 2) for one in self.outside.values() if one.leaf])
+
+    def forward(self) -> tuple[list[Form], Form]:
+        """Moments of forward and loss. Returns what is kept before each run, and the total."""
+        kept, casts, embedded, recomputed = ZERO, ZERO, ZERO, ZERO
+        before: list[Form] = []
+        for index, run in enumerate(self.runs):
+            kept = add(kept, run.once)
+            enters = not index or run.unit != self.runs[index - 1].unit
+            recomputed = ZERO if enters else recomputed
+            before.append(add(kept, recomputed))
+            phase = "loss" if index == len(self.runs) - 1 and index else "forward"
+            if index and run.role != "embedding":
+                held = add(self.masks[index], embedded) if phase == "forward" else self.masks[index] if self.masks_stay else ZERO
+            else:
+                held = self.masks[index] if phase == "forward" or self.masks_stay else ZERO
+            held = add(held, self._outside_forward(index), self.tables)
+            period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
+            if run.unit:
+                source = run.kept(0) if enters else ZERO
+                self._nested(run, phase, add(kept, casts, held), source)
+                kept, recomputed = add(kept, source), add(recomputed, scaled(period_kept, run.repeat), scaled(source, -1))
+                casts = add(casts, scaled(add(*(one.region_casts for one in run.bare)), run.repeat))
+                continue
+            period_casts = add(*(one.region_casts for one in run.bare))
+            kept = add(kept, scaled(period_kept, run.repeat - 1))
+            casts = add(casts, scaled(period_casts, run.repeat - 1))
+            for place, memory in enumerate(run.bare):
+                self.note(phase, run.names[place], add(kept, casts, held), memory.forward)
+                kept = add(kept, run.kept(place))
+                casts = add(casts, memory.region_casts)
+            if run.role == "embedding" or not index:
+                embedded = self._embedded(index)
+        return before, kept
+
+    def _nested(self, run: Run, phase: str, base: Form, source: Form) -> None:
+        """Moments of layers within a checkpointed module: forward keeps `source`, the module's input, where they begin with it.
+
+        What they keep themselves is there from the module's recomputation on.
+        """
+        for place, memory in enumerate(run.bare):
+            first = run.repeat == 1 and place == 0
+            self.note(phase, run.names[place], base if first else add(base, source), memory.forward)
+
+    def _embedded(self, index: int) -> Form:
+        """The embedding's output, which the name `inputs_embeds` holds while the layers run, unless the first layer keeps it."""
+        if self.checkpointed or index + 1 == len(self.runs) or self.runs[index + 1].blocks[0].input_saved:
+            return ZERO
+        return self.runs[index].blocks[-1].output
+
+    def backward(self, before: list[Form], outputs: Form) -> None:
+        """Moments of backward, in which gradients grow as activations shrink."""
+        gradients = ZERO
+        waiting: dict[str, Form] = {}
+        for index in range(len(self.runs) - 1, -1, -1):
+            run = self.runs[index]
+            waiting.pop(run.provides, None)  # it is the gradient from which this run's backward begins
+            held = add(
+                ZERO if index == len(self.runs) - 1 else outputs,
+                self.masks[index] if self.masks_stay else ZERO,
+                self._outside_backward(index),
+                self.tables,
+            )
+            period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
+            turns = {0, run.repeat - 1, *range(min(len(run.turns), run.repeat))}
+            for turn in sorted(turns):
+                inside = add(before[index], scaled(period_kept, run.repeat - 1 - turn))
+                prefixes = [inside]
+                for place in range(len(run.blocks)):
+                    prefixes.append(add(prefixes[-1], run.kept(place)))
+                later = add(gradients, run.gradients(turn))
+                for place in range(len(run.blocks) - 1, -1, -1):
+                    memory = run.turn(turn)[place]
+                    self._block(run, memory, add(prefixes[place], later, held), waiting, run.names[place])
+                    later = add(later, memory.gradients)
+                    waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
+                    for value in memory.provided:
+                        waiting.pop(value.name, None)
+            gradients = add(gradients, run.gradients(run.repeat))
+            gradients = add(gradients, run.settled)
+
+    def _block(self, run: Run, memory: BlockMemory, base: Form, waiting: dict[str, Form], name: str) -> None:
+        if not memory.backward:
+            return
+        if run.checkpointed:
+            self.note("backward", f"recomputation of a {name}", add(base, memory.output, *waiting.values()), memory.forward)
+            if not memory.input_saved:
+                base = add(base, memory.input)
+        # those that it reads or provides are counted in its own states
+        own = {one.name for one in memory.read} | {one.name for one in memory.provided}
+        base = add(base, *[form for one, form in waiting.items() if one not in own])
+        self.note("backward", name, base, memory.backward)
+
+
+def as_temporary(form: Form) -> Form:
+    """The same bytes as a working tensor: the gradient of what was kept."""
+    return {TEMPORARY + slot % STRIDE: value for slot, value in form.items()}

@@ -1,0 +1,128 @@
+"""Router and experts as transformers runs them on CUDA (experts implementation `grouped_mm`): sort, grouped products, combine.
+
+Symbols: k experts a token, E experts, h hidden, f width of an expert. The grouped product is on none of autocast's lists: it runs
+in the weights' format.
+Source: transformers 5 integrations/moe.py, grouped_mm_experts_forward, and models/{mixtral,qwen3_moe}/modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memfit.kernels import functions
+from memfit.kernels.context import Context
+from memfit.kernels.modules import ACTIVATIONS
+from memfit.kernels.tape import Tape, Tensor
+from memfit.model.description import ONCE, Op, Parameter
+from memfit.precision import DTYPE_BYTES
+
+
+def jitter(context: Context, op: Op, x: Tensor) -> Tensor:
+    """x *= noise, in place; keeps the noise."""
+    if not context.policy.training:
+        return x
+    tape = context.tape
+    noise = tape.tensor(x.axis, x.width, x.dtype)
+    tape.record((), (noise,))
+    out = tape.view(x, x.width)
+    tape.record((x, noise), (out,), saved=(noise,))
+    noise.requires_grad = False
+    return out
+
+
+def router(context: Context, op: Op, x: Tensor) -> Tensor:
+    """softmax(x W^T) in fp32, the largest k, their scores: keeps the softmax (4 E) and the indices (8 k).
+
+    Normalised: also the scores before the division in place (4 k) and their sum (4).
+    """
+    tape = context.tape
+    (weight,) = op.parameters
+    logits = functions.linear(context, weight, None, x)
+    probabilities = functions.unary(tape, tape.cast(logits, "fp32"), save_output=True)
+    if op.attributes["router_loss"] and context.policy.training:
+        _router_loss(tape, logits)
+    top_k = op.outputs[0].width
+    scores, indices = tape.tensor(x.axis, top_k, "fp32"), tape.tensor(x.axis, top_k, "int64")
+    tape.record((probabilities,), (scores, indices), saved=(indices,))
+    indices.requires_grad = False
+    tape.hold_to_the_end(indices)
+    if op.attributes["normalised"]:
+        total = tape.tensor(x.axis, 1, "fp32")
+        tape.record((scores,), (total,))
+        before = tape.tensor(x.axis, top_k, "fp32")
+        divided = tape.view(scores, top_k)
+        tape.record((scores, total), (divided,), saved=(before, total))
+        tape.hold(before)
+        scores = divided
+    tape.hold(logits)
+    return scores if op.attributes["fp32_scores"] else tape.cast(scores, logits.dtype)
+
+
+def _router_loss(tape: Tape, logits: Tensor) -> None:
+    """The outputs hold every layer's logits; the load-balancing loss keeps a softmax of them."""
+    probabilities = tape.tensor(logits.axis, logits.width, logits.dtype)
+    loss = tape.tensor(ONCE, 1, "fp32")
+    tape.record((logits,), (probabilities,), saved=(probabilities,))
+    tape.record((probabilities,), (loss,))
+    tape.hold_to_the_end(logits)
+
+
+def _grouped(context: Context, weight: Parameter, x: Tensor, width: int, offsets: Tensor) -> Tensor:
+    """One product for all experts: keeps its input if W is trained, and the offsets."""
+    tape = context.tape
+    x = tape.cast(x, tape.policy.weight)
+    out = tape.tensor(x.axis, width, x.dtype)
+    trained = context.trained(weight)
+    grads = ((weight.num_elements * DTYPE_BYTES[tape.policy.weight], 0, weight.name),) if trained else ()
+    tape.record((x,), (out,), saved=(x, offsets) if trained else (offsets,), weight_grads=grads)
+    return out
+
+
+def _gather(tape: Tape, x: Tensor, width: int, index: Tensor) -> Tensor:
+    """x[index]: a copy; keeps the index."""
+    out = tape.tensor(x.axis, width, x.dtype)
+    tape.record((x, index), (out,), saved=(index,))
+    index.requires_grad = False
+    return out
+
+
+def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
+    """Keeps the permuted input and the down product (k h each), gate and up, act(gate), its product with up (4 k f), scores."""
+    tape = context.tape
+    up_weight, down_weight = op.parameters
+    top_k, hidden = op.attributes["top_k"], x.width
+    ffn = down_weight.shape[2]
+    sorted_ids, permutation, tokens, inverse = (tape.tensor(x.axis, top_k, "int64") for _ in range(4))
+    tape.record((), (sorted_ids, permutation))
+    tape.record((), (tokens,))
+    permuted = _gather(tape, x, top_k * hidden, tokens)
+    weights = _gather(tape, scores, top_k, permutation)
+    offsets = tape.tensor(ONCE, up_weight.shape[0], "int32")
+    tape.record((), (offsets,))
+
+    gate_up = _grouped(context, up_weight, permuted, 2 * top_k * ffn, offsets)
+    gate, up = tape.view(gate_up, top_k * ffn), tape.view(gate_up, top_k * ffn)
+    tape.record((gate_up,), (gate, up))
+    inner = functions.multiply(tape, ACTIVATIONS[op.attributes["activation"]](tape, gate), up)
+    down = _grouped(context, down_weight, inner, top_k * hidden, offsets)
+    weighted = functions.multiply(tape, down, weights)
+    tape.record((), (inverse,))
+    restored = _gather(tape, weighted, top_k * hidden, inverse)
+    total = tape.tensor(x.axis, hidden, restored.dtype)
+    # backward: the sum's gradient is expanded, and the view of it is a copy
+    tape.record((restored,), (total,))
+    out = tape.cast(total, x.dtype)
+    for one in (permuted, sorted_ids, permutation, weights, offsets, down, restored, inverse, total):
+        tape.hold(one)
+    return out
+
+
+def _one(kernel: Callable[..., Tensor]) -> Callable[..., Sequence[Tensor]]:
+    return lambda context, op, *inputs: [kernel(context, op, *inputs)]
+
+
+KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
+    "jitter": _one(jitter),
+    "router": _one(router),
+    "experts": _one(experts),
+}
