@@ -208,22 +208,50 @@ class _Backward:
 
     def run(self, output: Tensor, seed: Size) -> tuple[Form, ...]:
         """From the gradient of the block's output to that of its input."""
+        memory, pending, sizes = self.memory, self.pending, self.sizes
+        now, total, saved, components = memory.now, memory.total, self.saved, self.components
         gradient = _Gradient(seed, _TEMPORARY)
-        self.memory.take(gradient.component, seed)
-        self.memory.note()
-        pending = self.pending
+        memory.take(_TEMPORARY, seed)
+        memory.note()
         pending[id(output)] = gradient
         for node in reversed(self.nodes):
             arrived = [pending.pop(id(one)) for one in node.outputs if id(one) in pending]
-            if arrived:
-                self._node(node, arrived)
-            elif node.saved:
-                self._release_saved(node)
-        return self.memory.peaks()
+            made = self._gradients(node, arrived) if arrived else ()
+            for storage in node.saved:
+                saved[storage] -= 1
+                if saved[storage] == 0 and storage != self.stays:
+                    axis, num_bytes = sizes[storage]
+                    now[components[storage] + axis] -= num_bytes
+                    total[axis] -= num_bytes
+            for gradient in arrived:
+                gradient.holders -= 1
+                if gradient.holders == 0:
+                    memory.free(gradient.component, gradient.size)
+            if arrived and node.weight_grads:
+                self._add_shared(node)
+            for one, gradient in made:
+                earlier = pending.get(id(one))
+                if earlier is None:
+                    pending[id(one)] = gradient
+                else:
+                    self._accumulate(one, earlier, gradient)
+        return memory.peaks()
 
-    def _node(self, node: Node, arrived: list[_Gradient]) -> None:
+    def _gradients(self, node: Node, arrived: list[_Gradient]) -> list[tuple[Tensor, _Gradient]]:
+        """The node runs: all that it makes and needs is there at once."""
         memory = self.memory
-        made = self._input_gradients(node, arrived)
+        made: list[tuple[Tensor, _Gradient]] = []
+        for one in node.inputs:
+            if not one.requires_grad:
+                continue
+            if node.alias and one.dtype == node.outputs[0].dtype and one.axis == node.outputs[0].axis:
+                gradient = arrived[0]
+                gradient.holders += 1
+            else:
+                component = _LOGITS if one.storage >= self.first_logits else _TEMPORARY
+                gradient = _Gradient(one.size, component, view=node.view_gradient)
+                memory.take(component, one.size)
+            made.append((one, gradient))
         for num_bytes, copy_bytes, _ in node.weight_grads:
             memory.take(_GRADIENTS, (ONCE, num_bytes))
             if copy_bytes:
@@ -235,32 +263,6 @@ class _Backward:
             memory.free(_TEMPORARY, size)
         if node.weight_grads:
             self._settle(node)
-        self._release_saved(node)
-        for gradient in arrived:
-            self._drop(gradient)
-        for num_bytes, _, name in node.weight_grads:
-            if name in self.accumulation.completes:
-                self._add_shared((ONCE, num_bytes))
-        for one, gradient in made:
-            earlier = self.pending.get(id(one))
-            if earlier is None:
-                self.pending[id(one)] = gradient
-            else:
-                self._accumulate(one, earlier, gradient)
-
-    def _input_gradients(self, node: Node, arrived: list[_Gradient]) -> list[tuple[Tensor, _Gradient]]:
-        made: list[tuple[Tensor, _Gradient]] = []
-        for one in node.inputs:
-            if not one.requires_grad:
-                continue
-            if node.alias and one.dtype == node.outputs[0].dtype and one.axis == node.outputs[0].axis:
-                gradient = arrived[0]
-                gradient.holders += 1
-            else:
-                component = _LOGITS if one.storage >= self.first_logits else _TEMPORARY
-                gradient = _Gradient(one.size, component, view=node.view_gradient)
-                self.memory.take(component, one.size)
-            made.append((one, gradient))
         return made
 
     def _settle(self, node: Node) -> None:
@@ -271,18 +273,14 @@ class _Backward:
             if self.accumulation.persist and name not in self.accumulation.completes and name not in self.accumulation.pending:
                 self.memory.free(_GRADIENTS, (ONCE, num_bytes))
 
-    def _add_shared(self, size: Size) -> None:
+    def _add_shared(self, node: Node) -> None:
         """The sum of a shared parameter's two gradients is a new tensor (the waiting one is a view); one of three stays."""
-        self.memory.take(_TEMPORARY, size)
-        self.memory.note()
-        self.memory.free(_TEMPORARY, size)
-        self.memory.free(_GRADIENTS, size)
-
-    def _release_saved(self, node: Node) -> None:
-        for storage in node.saved:
-            self.saved[storage] -= 1
-            if self.saved[storage] == 0 and storage != self.stays:
-                self.memory.free(self.components[storage], self.sizes[storage])
+        for num_bytes, _, name in node.weight_grads:
+            if name in self.accumulation.completes:
+                self.memory.take(_TEMPORARY, (ONCE, num_bytes))
+                self.memory.note()
+                self.memory.free(_TEMPORARY, (ONCE, num_bytes))
+                self.memory.free(_GRADIENTS, (ONCE, num_bytes))
 
     def _drop(self, gradient: _Gradient) -> None:
         gradient.holders -= 1
