@@ -80,6 +80,8 @@ class FineTuning(Training):
     lora_dtype: str = option("fp32", "Format of the adapters (PEFT keeps them in fp32 over 16-bit weights)", kind="choice",
         choices=DTYPES, group="adapters")
     lora_dropout: float = option(0.0, "Dropout on the adapters' input", kind="fraction", minimum=0, group="adapters")
+    kbit_prep: bool = option(False, "QLoRA: norms, embedding and head in fp32, as prepare_model_for_kbit_training makes them",
+        kind="flag", group="adapters", aliases=("prepare-kbit",))
     double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag",
         group="adapters",
         aliases=("bnb-4bit-use-double-quant",))

@@ -97,8 +97,11 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         targets = lora_targets(workload)
         if method == "qlora":
             quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
+    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
+    if quantized is not None and isinstance(workload, FineTuning) and workload.kbit_prep:
+        precision = precision._replace(weight="fp32")
     kernels = KernelPolicy(
-        precision=training_policy(workload.precision or "bf16-mixed", workload.weight_dtype),
+        precision=precision,
         attention=workload.attention,
         loss=workload.loss,
         padded=workload.padding != "none",

@@ -117,6 +117,9 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
             choices.assume("weight_dtype", policy.weight, "autocast over fp32 weights keeps the optimizer exact")
         else:
             choices.changes["weight_dtype"] = policy.weight
+    if isinstance(workload, FineTuning) and workload.method == "qlora" and not workload.kbit_prep:
+        why = "norms, embedding and head keep 16 bit; PEFT's prepare_model_for_kbit_training makes them fp32 and costs more"
+        choices.assumptions.append(Assumption(name="kbit_prep", value=False, why=why, flag="--kbit-prep"))
     if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
         raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
     if isinstance(workload, FineTuning) and workload.method != "full":
