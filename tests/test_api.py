@@ -102,7 +102,7 @@ def test_workloads_from_mappings() -> None:
     assert api.make_workload({"kind": "infer", "max-model-len": 8192}) == Inference(context=8192)
     assert api.make_workload({"kind": "serve"}) == Inference()
     ready = Training(batch=3)
-    assert api.make_workload(ready) is ready
+    assert api.make_workload(ready) == ready
 
 
 @pytest.mark.parametrize(
@@ -288,3 +288,20 @@ def test_public_names() -> None:
     assert memfit.Training is Training
     with pytest.raises(AttributeError, match="no attribute 'traning'"):
         memfit.traning  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch": -5}, "--batch must be at least 1"),
+        ({"batch": 1.5}, "--batch takes a whole number"),
+        ({"optimizer": "nope"}, "--optimizer does not know"),
+    ],
+)
+def test_a_workload_built_by_hand_is_checked_like_a_typed_one(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        api.make_workload(Training(**wrong))  # type: ignore[arg-type]
+
+
+def test_a_workload_built_by_hand_is_read_like_a_typed_one() -> None:
+    assert api.make_workload(Training(seq="8k", batch="4")) == Training(seq=8192, batch=4)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, UsageError, did_you_mean
 from memfit.job import WORKLOADS, Dimensions, Hardware, Inference, Job, Overheads, Training, Workload
-from memfit.options import build, options_of
+from memfit.options import build, checked, options_of
 from memfit.units import format_count
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def make_workload(workload: Workload | Mapping[str, Any]) -> Workload:
         UsageError: it is neither a workload nor a mapping, the kind or a field is unknown, or a value is refused.
     """
     if isinstance(workload, Training | Inference):
-        return workload
+        return checked(workload)
     if not isinstance(workload, Mapping):
         raise UsageError(f"a workload is Training, FineTuning, Inference or a mapping with a kind, not {workload!r:.100}")
     kind = str(workload.get("kind", ""))

@@ -210,6 +210,15 @@ def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[
     return cls(**parsed)
 
 
+def checked(given: T) -> T:
+    """The same values, each read as its field reads it: what was built by hand is checked like what was typed.
+
+    Raises:
+        UsageError: a value that its field refuses.
+    """
+    return build(type(given), {name: getattr(given, name) for name in options_of(type(given))})
+
+
 def json_schema(cls: type[Options], title: str) -> dict[str, Any]:
     """The JSON Schema of an object with the fields of `cls`, all optional, none unknown."""
     return {

@@ -103,7 +103,7 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
     precision = workload.precision
     if precision is None:
         half = "fp16" if _lacks_bf16(job) else "bf16"
-        adapters = isinstance(workload, FineTuning) and workload.method != "full"
+        adapters = isinstance(workload, FineTuning) and workload.method != "full" and workload.weight_dtype != "fp32"
         precision = f"{half}-true" if adapters else f"{half}-mixed"
         why = (
             "frozen weights in 16 bit, as PEFT loads them"
