@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # fmt: off: one declaration of a field reads better in few lines
 PRECISIONS = ("bf16-true", "bf16-mixed", "fp16-true", "fp16-mixed", "32-true")
 DTYPES = ("fp32", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum")
+OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum",
+              "adafactor", "lion", "muon", "adagrad", "rmsprop")
 
 
 class Training(Options):

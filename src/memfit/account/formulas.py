@@ -37,6 +37,10 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     what = "adapters" if kernels.adapter else f"{job.model.num_parameters:,}"
     element = DTYPE_BYTES[kernels.adapter.dtype if kernels.adapter else kernels.precision.weight]
     element = element if optimizer.state_bytes is None else optimizer.state_bytes
+    if optimizer.rule == "factored":
+        return f"rows and columns of every matrix of {what} x {element} B ({optimizer.name})"
+    if optimizer.rule == "muon":
+        return f"one state for layers' matrices, two for the rest of {what} x {element} B ({optimizer.name})"
     each = f"({element} + 4/{BLOCKWISE_BLOCK}) B" if optimizer.blockwise else f"{element} B"
     return f"{what} x {optimizer.states} x {each} ({optimizer.name})"
 

@@ -11,6 +11,12 @@ from memfit.model import ACTIVATION_FUNCTIONS, TOKEN, Block, BlockBuilder, Segme
 
 EMBEDDING = "model.embed_tokens"
 
+MOST_RUNS = 64
+"""Runs of equal layers that are measured one by one. Published models alternate kinds with a short period, or have a few runs."""
+
+LONGEST_PERIOD = 16
+"""Layers after which an alternating pattern is looked for to repeat; published ones repeat after 2 to 8."""
+
 
 def activation_name(config: ConfigView, key: str, default: str) -> str:
     """The activation function that the config names, if its memory is known."""
@@ -83,11 +89,21 @@ def language_head(
     )
 
 
-def layer_segments(kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:
-    """Layers in order, repeats multiplied: an alternating pattern becomes one segment of its period."""
+def layer_segments(config: ConfigView, kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:
+    """Layers in order, repeats multiplied: an alternating pattern becomes one segment of its period.
+
+    Raises:
+        InputError: the kinds follow no pattern and change too often to be measured one after the other.
+    """
     blocks = {kind: make(kind) for kind in dict.fromkeys(kinds)}
     total = len(kinds)
-    for period in range(1, min(16, total) + 1):
+    for period in range(1, min(LONGEST_PERIOD, total) + 1):
         if total % period == 0 and list(kinds) == list(kinds[:period]) * (total // period):
             return (Segment(tuple(blocks[kind] for kind in kinds[:period]), total // period),)
-    return tuple(Segment((blocks[kind],), sum(1 for _ in run)) for kind, run in groupby(kinds))
+    runs = [(kind, sum(1 for _ in run)) for kind, run in groupby(kinds)]
+    if len(runs) > MOST_RUNS:
+        raise InputError(
+            f"{config.name}: the {total} layers change their kind {len(runs) - 1} times without a pattern that repeats; "
+            f"at most {MOST_RUNS} runs of equal layers are read: check layer_types"
+        )
+    return tuple(Segment((blocks[kind],), count) for kind, count in runs)

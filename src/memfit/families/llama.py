@@ -113,7 +113,7 @@ def assemble(config: ConfigView, architecture: str, shape: Shape, windows: list[
     return Description(
         segments=(
             token_embedding(EMBEDDING, vocab, shape.hidden),
-            *layer_segments(kinds, lambda kind: decoder_layer(shape, by_kind[kind])),
+            *layer_segments(config, kinds, lambda kind: decoder_layer(shape, by_kind[kind])),
             head,
         ),
         num_layers=len(windows),

@@ -11,6 +11,7 @@ from memfit.precision import TORCH_DTYPES
 LARGEST_DIMENSION = 1 << 31
 """No dimension of a real model comes near this; above it a config is broken or hostile."""
 LARGEST_LAYERS = 1 << 10
+"""Deeper than any published transformer (the deepest have a few hundred layers); a longer list is broken or hostile."""
 
 IRRELEVANT = frozenset(
     """

@@ -27,10 +27,14 @@ def version() -> str:
 
 def plain(text: object, limit: int = 2000) -> str:
     """Text in one line that cannot steer a terminal or a page: what is invisible becomes `?`, white space one space."""
-    line = " ".join(str(text)[:limit].split())
-    if line.isascii() and line.isprintable():
-        return line
-    return "".join("?" if unicodedata.category(char) in _INVISIBLE else char for char in line)
+    return visible(" ".join(str(text)[:limit].split()))
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with `?` for every character that is not shown but acts, except those in `keep`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("?" if char not in keep and unicodedata.category(char) in _INVISIBLE else char for char in text)
 
 
 def show_value(value: Any) -> str:

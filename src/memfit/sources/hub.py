@@ -47,6 +47,8 @@ def read_hub_config(repo_id: str, revision: str | None = None) -> HubConfig:
         import huggingface_hub.utils
     except ImportError:
         raise InputError(f"{repo_id}: reading from the Hub needs the package huggingface_hub; install it, {BY_HAND}") from None
+    except Exception:  # it reads its environment variables when it is imported
+        raise _bad_settings(repo_id) from None
     shown = printable(f"{repo_id}@{revision}" if revision else repo_id)
     with _quiet(huggingface_hub):
         path, cached = _download(huggingface_hub, repo_id, revision, shown)
@@ -57,6 +59,19 @@ def read_hub_config(repo_id: str, revision: str | None = None) -> HubConfig:
         config=read_config_file(path, f"config.json of {shown} on the Hub"),
         source=f"config.json of {shown}{commit} on the Hugging Face Hub{copy}",
     )
+
+
+_WHOLE_NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+
+
+def _bad_settings(repo_id: str) -> InputError:
+    """The error when huggingface_hub refuses its environment: with the variable that is at fault where it can be told."""
+    wrong = [name for name in _WHOLE_NUMBERS if name in os.environ and not os.environ[name].strip().isdecimal()]
+    what = " and ".join(f"{name} is {printable(os.environ[name], 40)!r} and must be a whole number of seconds" for name in wrong)
+    if not what:
+        names = sorted(name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_")))
+        what = f"an environment variable is wrong, one of {', '.join(names[:12])}" if names else "the package is broken"
+    return InputError(f"{repo_id}: huggingface_hub cannot be loaded: {what}; correct it, {BY_HAND}")
 
 
 def _download(hub: Any, repo_id: str, revision: str | None, shown: str) -> tuple[str, bool]:
