@@ -28,6 +28,10 @@ _JSON_TYPES = {"size": "integer", "count": "integer", "tokens": "integer", "frac
                "text": "string", "choice": "string", "flag": "boolean"}  # fmt: skip
 
 
+_WORDS = {"tokens": "whole number", "fraction": "share"}
+"""How messages call a kind, where not by its own name."""
+
+
 def _shown(given: Any) -> str:
     """What was given, as a message repeats it: never long."""
     try:
@@ -76,7 +80,7 @@ class Option(Record):
         if self.kind in ("choice", "text"):
             return self._parse_text(raw)
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-            raise UsageError(f"{self.flag} takes a {self.kind}, not {_shown(raw)}")
+            raise UsageError(f"{self.flag} takes a {_WORDS.get(self.kind, self.kind)}, not {_shown(raw)}")
         if isinstance(raw, str):
             value = self._parse_number(raw)
         elif isinstance(raw, float) and self.kind not in ("number", "fraction"):
@@ -97,7 +101,8 @@ class Option(Record):
             return False
         raise UsageError(f"{self.flag} takes true or false, not {_shown(raw)}")
 
-    def _parse_text(self, raw: Any) -> str:
+    def _parse_text(self, raw: Any) -> str | None:
+        """The text or choice; `auto` leaves a field open whose value is decided from the rest."""
         if isinstance(raw, int) and not isinstance(raw, bool):
             raw = str(raw)
         if not isinstance(raw, str):
@@ -106,6 +111,8 @@ class Option(Record):
         if self.kind == "text":
             return text
         lowered = text.lower()
+        if lowered == "auto" and self.default is None:
+            return None
         lowered = self.choice_aliases.get(lowered, lowered)
         if lowered in self.choices or (self.pattern and lowered.startswith(self.pattern)):
             return lowered
@@ -131,6 +138,8 @@ class Option(Record):
             raise UsageError(f"{self.flag} takes a number, not {value}")
         if self.minimum is not None and value < self.minimum:
             raise UsageError(f"{self.flag} must be at least {_number(self.minimum)}, not {_shown(value)}")
+        if self.kind == "fraction" and not 0 <= value < 1:
+            raise UsageError(f"{self.flag} is a share: at least 0 and below 1, not {_shown(value)}")
         maximum = self.maximum if self.maximum is not None else LARGEST
         if value > maximum:
             raise UsageError(f"{self.flag} must be at most {_number(maximum)}, not {_shown(value)}")
@@ -197,7 +206,11 @@ def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[
     names = {alias.replace("-", "_"): name for name, one in options.items() for alias in one.aliases}
     others = set(known_elsewhere)
     parsed: dict[str, Any] = {}
+    if not isinstance(values, Mapping):
+        raise UsageError(f"options are given by name in a mapping, not as {_shown(values)}")
     for raw_name, raw in values.items():
+        if not isinstance(raw_name, str):
+            raise UsageError(f"the name of an option is a text, not {_shown(raw_name)}")
         name = raw_name.replace("-", "_")
         name = names.get(name, name)
         if name not in options:

@@ -48,11 +48,10 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
 def _activations(job: Job, compiled: Compiled) -> str:
     b, s, _ = compiled.numbers
     workload = job.workload
-    how = (
-        "only each layer's input kept"
-        if isinstance(workload, Training) and workload.checkpointing == "full"
-        else "saved by the operations"
-    )
+    if isinstance(workload, Inference):
+        element = DTYPE_BYTES[compiled.kernels.precision.weight]
+        return f"rotary tables: {s:,} positions x 2 (cos, sin) x {job.model.rotary_dim or 0} x {element} B; nothing is kept"
+    how = "only each layer's input kept" if workload.checkpointing == "full" else "saved by the operations"
     return f"{b:,} x {s:,} tokens x {job.model.num_layers} layers, {how}"
 
 
@@ -82,6 +81,8 @@ def _temporary(job: Job, compiled: Compiled) -> str:
         optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
         if optimizer.foreach_tensors:
             return "working tensors of the operation that runs; in the step a copy of what is trained (foreach)"
+    if isinstance(workload, Inference):
+        return "hidden states, masks and working tensors of the operation that runs at the peak"
     return "working tensors of the operation that runs at the peak"
 
 

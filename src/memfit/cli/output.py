@@ -68,6 +68,8 @@ def check_target(presentation: Presentation) -> None:
         raise InputError(f"--output: {path[:200]!r} is a folder: name a file in it")
     if not _is_file_or_new(path):
         raise InputError(f"--output: {path[:200]!r} is no regular file: use the shell's redirection ('>', '>>', '|') for it")
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise InputError(f"--output: {path[:200]!r} is read-only: name another file")
 
 
 _MOST_LINKS = 40
@@ -102,7 +104,8 @@ def emit(document: Document, presentation: Presentation) -> None:
     else:
         write_file(path, text)
         if sys.stderr is not None:
-            print(f"memfit: wrote {plain(path)}", file=sys.stderr)
+            with suppress(OSError):
+                print(f"memfit: wrote {plain(path)}", file=sys.stderr)
 
 
 def _render(document: Document, chosen: str, presentation: Presentation, *, to_file: bool) -> str:

@@ -67,7 +67,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         architecture = _DEFAULT_CLASS[model_type]
         assumptions.append(Assumption(name="head", value=architecture, why="the config names no architectures", flag="--head"))
     described = import_module(f"memfit.families.{family}").build(view, architecture)
-    dtype, quantization = view.dtype(), view.quantization()
+    dtype, facts = view.dtype(), _quantization_facts(view)
     view.finish()
     return Model(
         name=name,
@@ -90,8 +90,18 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         rotary_dim=described.rotary_dim,
         buffer_bytes=4 * (described.rotary_dim or 0) + described.buffer_bytes,
         assumptions=tuple(assumptions),
-        facts={"quantization": quantization} if quantization else {},
+        facts=facts,
     )
+
+
+def _quantization_facts(view: ConfigView) -> dict[str, Any]:
+    """What the config says of a quantised checkpoint: its format, and what is not followed, to be warned of."""
+    found = {
+        "quantization": view.quantization(),
+        "quantization_details": view.quantization_details(),
+        "quantization_cache": view.quantization_cache(),
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _stated_class(config: Mapping[str, Any]) -> str | None:

@@ -88,8 +88,8 @@ def headline(answer: Answer) -> str:
     text = f"NEEDS {show_bytes(peak.device_bytes)} on each device, at {peak.phase}"
     if answer.smallest_devices:
         devices = ", ".join(f"{count}x {plain(name)}" for name, count in answer.smallest_devices)
-        return f"{text}; smallest that hold it: {devices}"
-    return text + "; give --on DEVICE for a verdict"
+        return f"{text}; smallest GPUs that hold it: {devices}"
+    return text + "; no single GPU of the catalogue holds it"
 
 
 def question(answer: Answer) -> str:
