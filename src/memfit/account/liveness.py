@@ -256,6 +256,9 @@ class _Backward:
             memory.take(_GRADIENTS, (ONCE, num_bytes))
             if copy_bytes:
                 memory.take(_TEMPORARY, (ONCE, copy_bytes))
+        if node.handed >= 0:
+            memory.free(self.components[node.handed], self.sizes[node.handed])
+            self.saved[node.handed] = 0  # not to be freed once more
         for size in node.backward_scratch:
             memory.take(_TEMPORARY, size)
         memory.note()

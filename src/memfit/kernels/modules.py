@@ -213,7 +213,6 @@ def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) 
     outputs = [value, grad_x]
     scratch: list[Size] = [(TOKEN, 2 * x.width * DTYPE_BYTES[tape.policy.compute])]
     grads: tuple[tuple[int, int, str], ...] = ()
-    becomes: list[Size] = []
     if trained:
         elements = weight.shape[0] * weight.shape[1]
         grad_w = tape.tensor(ONCE, elements, tape.policy.weight)
@@ -224,9 +223,10 @@ def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) 
         if tape.policy.compute != "fp32":
             scratch.append((ONCE, elements * DTYPE_BYTES["fp32"]))
         grads = ((grad_w.size[1], 0, weight.tied_to or weight.name),)
-        becomes = [(ONCE, -grad_w.size[1])]  # the saved gradient becomes the parameter's: backward makes no second one
     inputs = (x,) if copy is None else (x, copy)
-    tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=scratch, backward_scratch=becomes)
+    tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=scratch)
+    if trained:
+        tape.nodes[-1].handed = outputs[-1].storage
     for one in outputs[1:]:
         one.requires_grad = False
     if copy is not None:
