@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -355,3 +356,10 @@ def test_a_size_that_the_dimensions_do_not_make_names_no_model() -> None:
 
 def test_a_workload_built_by_hand_is_read_like_a_typed_one() -> None:
     assert api.make_workload(Training(seq="8k", batch="4")) == Training(seq=8192, batch=4)  # type: ignore[arg-type]
+
+
+def test_an_answer_can_be_pickled() -> None:
+    from memfit.report.payload import to_json
+
+    found = memfit.answer("gpt2", Training())
+    assert to_json(pickle.loads(pickle.dumps(found))) == to_json(found)

@@ -257,11 +257,29 @@ def test_other_quantisation_is_refused_by_name(quantization: Any) -> None:
 
 @pytest.mark.parametrize(
     ("stated", "dtype"),
-    [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("int4", None), (7, None)],
+    [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("auto", None)],
 )
 def test_the_checkpoints_format(stated: Any, dtype: str | None) -> None:
     assert models.make(models.LLAMA_8B, dtype=stated).dtype == dtype
     assert models.make(models.LLAMA_8B, dtype=None, torch_dtype=stated).dtype == dtype
+
+
+@pytest.mark.parametrize("stated", ["int4", "float8_e4m3fn", 7, ["bfloat16"], True])
+def test_a_format_that_is_not_known_is_refused(stated: Any) -> None:
+    with pytest.raises(InputError, match="torch_dtype must be one of float32"):
+        models.make(models.LLAMA_8B, dtype=None, torch_dtype=stated)
+
+
+@pytest.mark.parametrize(("config", "dtype"), [(models.GPT2, "fp32"), (models.BERT_BASE, "fp32"), (models.LLAMA_8B, "bf16")])
+def test_a_checkpoint_whose_config_names_no_format(config: dict[str, Any], dtype: str) -> None:
+    model = models.make(config, dtype=None, torch_dtype=None)
+    assert resolve(Job(model=model, workload=Inference())).job.workload.weight_dtype == dtype
+
+
+@pytest.mark.parametrize("stated", ["LlamaForCausalLM", [7], {"0": "LlamaForCausalLM"}])
+def test_architectures_are_a_list_of_names(stated: Any) -> None:
+    with pytest.raises(InputError, match="architectures must be a list"):
+        models.make(models.LLAMA_8B, architectures=stated)
 
 
 def test_labels_come_from_id2label_then_num_labels_then_two() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 from memfit.account import overheads
@@ -235,7 +235,7 @@ def estimate(job: Job) -> Estimate:
         kept_bytes=amount(compiled.profile.kept, counts) if training else None,
         forward_end_bytes=amount(compiled.profile.forward_end, counts) if training else None,
         backward_end_bytes=amount(compiled.profile.backward_end, counts) if training else None,
-        details=lambda: _details(job, compiled, bindings, at_peak, outside),
+        details=partial(_details, job, compiled, bindings, at_peak, outside),
     )
     return Estimate(
         ranks=(rank,),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from memfit.account import overheads
 from memfit.errors import UsageError, did_you_mean
-from memfit.job import Assumption, FineTuning, Inference, Job, Training, Workload
+from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.context import ALL_LINEAR, target_of
 from memfit.options import options_of
 from memfit.precision import training_policy
@@ -189,8 +189,9 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
         )
     dtype = workload.weight_dtype
     if dtype is None:
-        dtype = model.dtype if model.dtype in ("bf16", "fp16", "fp32") else "bf16"
-        why = "the checkpoint's format" if model.dtype else "the usual format of checkpoints"
+        dtype = model.dtype if model.dtype in DTYPES else model.facts.get("published_dtype", "bf16")
+        usual = f"the usual format of {model.family} checkpoints: the model names none"
+        why = "the checkpoint's format" if model.dtype == dtype else usual
         if dtype == "bf16" and _lacks_bf16(job):
             dtype, why = "fp16", "this device has no bf16"
         choices.assume("weight_dtype", dtype, why)

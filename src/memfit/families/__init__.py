@@ -62,7 +62,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         )
     view = ConfigView(config, name)
     assumptions: list[Assumption] = []
-    architecture = head or _stated_class(config)
+    architecture = head or _stated_class(config, name)
     if architecture is None:
         architecture = _DEFAULT_CLASS[model_type]
         assumptions.append(Assumption(name="head", value=architecture, why="the config names no architectures", flag="--head"))
@@ -90,7 +90,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         rotary_dim=described.rotary_dim,
         buffer_bytes=4 * (described.rotary_dim or 0) + described.buffer_bytes,
         assumptions=tuple(assumptions),
-        facts=facts,
+        facts={**facts, "published_dtype": described.published_dtype},
     )
 
 
@@ -104,11 +104,13 @@ def _quantization_facts(view: ConfigView) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def _stated_class(config: Mapping[str, Any]) -> str | None:
+def _stated_class(config: Mapping[str, Any], name: str) -> str | None:
     stated = config.get("architectures")
-    if isinstance(stated, list) and stated and isinstance(stated[0], str):
-        return stated[0][:120]
-    return None
+    if not stated:
+        return None
+    if not (isinstance(stated, list) and isinstance(stated[0], str)):
+        raise InputError(f'{name}: architectures must be a list of class names, as in ["LlamaForCausalLM"]')
+    return stated[0][:120]
 
 
 def from_counts(params: int, activation_elements: int) -> Model:

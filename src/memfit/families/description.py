@@ -22,4 +22,6 @@ class Description(Record):
     rotary_dim: int | None = None
     buffer_bytes: int = 0
     loss: str | None = "causal-lm"
+    published_dtype: str = "bf16"
+    """Format of the family's checkpoints whose config names none: those older than the key are fp32."""
     attention_kernels: tuple[str, ...] = ("flash", "sdpa", "eager")

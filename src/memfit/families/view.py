@@ -159,9 +159,18 @@ class ConfigView:
         return float(stated)
 
     def dtype(self) -> str | None:
-        """The checkpoint's format: `dtype` or `torch_dtype`."""
+        """The checkpoint's format: `dtype` or `torch_dtype`.
+
+        Raises:
+            InputError: a format that is not known.
+        """
         raw = self._raw("dtype") or self._raw("torch_dtype")
-        return TORCH_DTYPES.get(str(raw).removeprefix("torch.")) if raw is not None else None
+        if raw is None or raw == "auto":
+            return None
+        found = TORCH_DTYPES.get(raw.removeprefix("torch.")) if isinstance(raw, str) else None
+        if found is None:
+            raise self._refuse("dtype" if self._raw("dtype") else "torch_dtype", raw, f"one of {', '.join(TORCH_DTYPES)}")
+        return found
 
     def num_labels(self) -> int:
         """Labels of a classification head: the length of id2label, or num_labels, or 2."""
