@@ -381,3 +381,23 @@ def test_nothing_is_assumed_about_what_was_said() -> None:
     resolved = resolve(Job(model=llama(), workload=Training(**settings)))
     assert {name: getattr(resolved.job.workload, name) for name in settings} == settings
     assert not {one.name for one in resolved.assumptions} & set(settings)
+
+
+def test_kbit_preparation_makes_everything_but_the_quantised_layers_fp32() -> None:
+    """Llama-3.1-8B: 2 V h + 65 norms of h elements go from 2 to 4 bytes; the NF4 matrices stay as they are."""
+    rest = 2 * 128_256 * 4096 + 65 * 4096
+    plain, prepared = (
+        models.component(models.rank_of(llama(), FineTuning(method="qlora", batch=1, seq=128, kbit_prep=kbit)), "weights")
+        for kbit in (False, True)
+    )
+    assert prepared - plain == 2 * rest
+
+
+def test_kbit_preparation_keeps_fp32_boundaries() -> None:
+    """Checkpointed: each layer's input is the fp32 residual stream, 4 h bytes a token instead of 2 h."""
+    plain, prepared = (
+        models.rank_of(llama(), FineTuning(method="qlora", batch=1, seq=128, checkpointing="full", kbit_prep=kbit)).kept_bytes
+        for kbit in (False, True)
+    )
+    # beside 32 boundaries: the final norm keeps x (4 h, in both) and nothing of h else, as it and the head are frozen
+    assert prepared - plain == 32 * 128 * 2 * 4096

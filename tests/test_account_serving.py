@@ -7,7 +7,9 @@ from typing import Any
 import heart_models as models
 import pytest
 
-from memfit.job import Inference
+from memfit.account import Resolved, resolve
+from memfit.devices import Cluster, find_device
+from memfit.job import FineTuning, Inference, Job, Training
 
 GiB = 1 << 30
 PARAMETERS = 8_030_261_248
@@ -129,7 +131,65 @@ def test_the_working_set_of_prefill_does_not_grow_with_layers() -> None:
 
 
 def test_prefill_holds_the_whole_prompt_in_sliding_layers() -> None:
-    """transformers crops the cache by a view: 131,072 B for each of 8,192 tokens until the first decoding step, then for 4,096."""
+    """transformers crops the cache by a view: 131,072 B for each of 8,192 tokens until decoding starts, then for 4,096."""
     found = models.estimate_of(models.make(models.MISTRAL_7B), Inference(context=8192, weight_dtype="bf16"))
     held = {phase.name: phase.components.get("kv_cache", 0) for phase in found.worst.phases}
     assert (held["prefill"], held["decode"]) == (131_072 * 8192, 131_072 * 4096)
+
+
+def _resolved(workload: Inference | Training, device: str | None) -> Resolved:
+    where = Cluster(device=find_device(device), reading=device) if device else None
+    return resolve(Job(model=llama(), workload=workload, cluster=where))
+
+
+@pytest.mark.parametrize(
+    ("workload", "device", "codes"),
+    [
+        (Inference(quantization="fp8"), "a100-sxm-80gb", {"no-fp8"}),
+        (Inference(kv_dtype="fp8"), "a100-sxm-80gb", {"no-fp8"}),
+        (Inference(quantization="fp8", kv_dtype="fp8"), "rtx-4090", set()),
+        (Inference(weight_dtype="bf16"), "t4", {"no-bf16"}),
+        (Inference(kv_dtype="bf16"), "t4", {"no-bf16"}),
+        (Inference(), "t4", set()),  # fp16 was chosen for it
+        (Training(precision="bf16-mixed"), "v100-sxm2-16gb", {"no-bf16"}),
+        (Training(precision="fp16-mixed", weight_dtype="bf16"), "v100-sxm2-16gb", {"no-bf16"}),
+        (Training(), "v100-sxm2-16gb", set()),
+        (Training(precision="bf16-mixed"), "a100-sxm-80gb", set()),
+        (Inference(quantization="fp8", weight_dtype="bf16"), "m4-max-64gb", {"other-runtime"}),  # its formats are not known
+        (Inference(quantization="fp8", weight_dtype="bf16"), None, set()),
+    ],
+)
+def test_formats_that_a_device_does_not_compute_in_are_named(
+    workload: Inference | Training, device: str | None, codes: set[str]
+) -> None:
+    assert {code for code, _ in _resolved(workload, device).warnings} == codes
+
+
+def test_equal_prompts_are_an_assumption_where_there_are_several() -> None:
+    def padding(concurrency: int) -> list[object]:
+        return [one.value for one in _resolved(Inference(concurrency=concurrency), None).assumptions if one.name == "padding"]
+
+    assert (padding(1), padding(2)) == ([], ["none"])
+
+
+def test_the_formula_of_activations_is_that_of_the_rotary_tables() -> None:
+    """8,192 positions x 2 tables x 128 x 2 B = 4 MiB."""
+    rank = models.rank_of(llama(), Inference(context=8192, weight_dtype="bf16"))
+    found = next(one for one in rank.components if one.name == "activations")
+    assert found.bytes == 8192 * 2 * 128 * 2
+    assert found.formula == "rotary tables: 8,192 positions x 2 (cos, sin) x 128 x 2 B; nothing is kept"
+
+
+@pytest.mark.parametrize(
+    ("given", "precision"),
+    [
+        ({"weight_dtype": "fp16"}, "fp16-true"),
+        ({"weight_dtype": "fp32"}, "bf16-mixed"),
+        ({"method": "full", "weight_dtype": "bf16"}, "bf16-mixed"),
+        ({}, "bf16-true"),
+    ],
+)
+def test_the_precision_of_fine_tuning_follows_a_stated_weight_format(given: dict[str, str], precision: str) -> None:
+    job = resolve(Job(model=llama(), workload=FineTuning(**given))).job  # type: ignore[arg-type]
+    assert isinstance(job.workload, FineTuning)
+    assert job.workload.precision == precision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_workloads_from_mappings() -> None:
     assert api.make_workload({"kind": "infer", "max-model-len": 8192}) == Inference(context=8192)
     assert api.make_workload({"kind": "serve"}) == Inference()
     ready = Training(batch=3)
-    assert api.make_workload(ready) is ready
+    assert api.make_workload(ready) == ready
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_workloads_from_mappings() -> None:
         ({"kind": "train", "batch": 0}, "at least 1"),
         ({"kind": "train", "batch": -4}, "at least 1"),
         ({"kind": "train", "batch": 1e30}, "at most"),
-        ({"kind": "train", "batch": []}, "takes a tokens"),
+        ({"kind": "train", "batch": []}, "takes a whole number"),
         ({"kind": "train", "method": "lora"}, "unknown option 'method'"),
         ({"kind": ["train"]}, "unknown kind"),
         ("train", "a workload is"),
@@ -134,7 +135,7 @@ def test_a_job_from_texts() -> None:
     assert api.make_job(LLAMA, Training()).headroom == 0.1
     assert api.make_job(LLAMA, Training()).cluster is None
     same = Overheads(runtime="hf-trainer")
-    assert api.make_job(LLAMA, Training(), on=job.cluster, overheads=same).overheads is same
+    assert api.make_job(LLAMA, Training(), on=job.cluster, overheads=same).overheads == same
 
 
 @pytest.mark.parametrize(
@@ -288,3 +289,77 @@ def test_public_names() -> None:
     assert memfit.Training is Training
     with pytest.raises(AttributeError, match="no attribute 'traning'"):
         memfit.traning  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch": -5}, "--batch must be at least 1"),
+        ({"batch": 1.5}, "--batch takes a whole number"),
+        ({"optimizer": "nope"}, "--optimizer does not know"),
+    ],
+)
+def test_a_workload_built_by_hand_is_checked_like_a_typed_one(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        api.make_workload(Training(**wrong))  # type: ignore[arg-type]
+
+
+def test_overheads_and_dimensions_built_by_hand_are_checked_too() -> None:
+    with pytest.raises(UsageError, match="--workspace must be at least 0"):
+        api.make_job(LLAMA, Training(), overheads=Overheads(workspace=-1))
+    with pytest.raises(UsageError, match="--layers must be at least 1"):
+        api.load_model(dimensions=Dimensions(layers=0, hidden=64))
+    with pytest.raises(UsageError, match="--dropout is a share"):
+        api.make_workload({"kind": "train", "dropout": 5})
+
+
+def test_what_is_no_mapping_of_names_is_refused() -> None:
+    for refused in (
+        lambda: api.make_workload({"kind": "train", 1: 2}),
+        lambda: api.make_job(LLAMA, Training(), overheads=5),  # type: ignore[arg-type]
+        lambda: api.load_model(dimensions=3),  # type: ignore[arg-type]
+        lambda: api.make_workload(Training(batch=10**5000)),
+        lambda: api.load_model({**LLAMA, "hidden_size": 10**5000}),
+    ):
+        with pytest.raises(MemfitError) as caught:
+            refused()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
+def test_dimensions_that_do_not_make_the_size_are_warned_of() -> None:
+    def codes(**dimensions: Any) -> list[str]:
+        return [one.code for one in api.answer(api.load_model("7B", dimensions=dimensions), Training()).warnings]
+
+    assert "size-mismatch" not in codes()
+    assert "size-mismatch" in codes(layers=1000, hidden=8192)
+
+
+def test_a_command_for_another_device_keeps_the_formats_that_were_counted() -> None:
+    """fp16 for a P100 may become bf16 elsewhere, which takes other memory: the command has to say fp16."""
+    answer = api.answer("7B", {"kind": "train", "weight_dtype": "fp16"}, on="p100-pcie-16gb")
+    elsewhere = [one.command for one in answer.next if "without a change" in one.why]
+    assert len(elsewhere) == 1
+    assert "--precision fp16-mixed" in elsewhere[0]
+
+
+def test_several_devices_are_refused_where_one_is_asked() -> None:
+    with pytest.raises(UsageError, match="names several devices: one here"):
+        api.make_job(LLAMA, Training(), on="4090,h100")
+    assert len(api.overview(LLAMA, "4090,h100").clusters) == 2
+
+
+def test_a_size_that_the_dimensions_do_not_make_names_no_model() -> None:
+    assert api.load_model("7B").name == "7.00B"
+    assert api.load_model("7B", dimensions={"layers": 1000, "hidden": 8192}).name == "llama by dimensions"
+
+
+def test_a_workload_built_by_hand_is_read_like_a_typed_one() -> None:
+    assert api.make_workload(Training(seq="8k", batch="4")) == Training(seq=8192, batch=4)  # type: ignore[arg-type]
+
+
+def test_an_answer_can_be_pickled() -> None:
+    from memfit.report.payload import to_json
+
+    found = memfit.answer("gpt2", Training())
+    assert to_json(pickle.loads(pickle.dumps(found))) == to_json(found)

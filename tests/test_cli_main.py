@@ -302,6 +302,57 @@ def test_an_explicit_format_wins_over_the_suffix_and_a_dash_is_standard_output(a
     assert out == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="needs /dev")
+def test_output_into_anything_but_a_file_is_refused_and_nothing_is_lost(ask: Any, config: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("earlier lines\n", encoding="utf-8")
+    pipe, link, folder = tmp_path / "pipe.json", tmp_path / "link.json", tmp_path / "dev"
+    os.mkfifo(pipe)
+    folder.symlink_to("/dev")
+    with open(log, "ab") as appended:
+        name = f"/dev/fd/{appended.fileno()}"
+        link.symlink_to(name)
+        targets = (name, f"/proc/self/fd/{appended.fileno()}", str(link), str(folder / name[5:]), str(pipe), "/dev/null")
+        for target in targets:
+            code, out, err = ask("infer", config, "--json", "--output", target)
+            assert (code, out) == (1, ""), target
+            assert "use the shell's redirection" in err
+            assert err.count("\n") == 1
+    assert log.read_text(encoding="utf-8") == "earlier lines\n"
+
+
+def test_output_does_not_replace_what_is_read_only(
+    ask: Any, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text("kept", encoding="utf-8")
+    monkeypatch.setattr(os, "access", lambda name, mode: not (os.fspath(name) == str(path) and mode == os.W_OK))
+    code, _, err = ask("infer", config, "--output", str(path))
+    assert (code, path.read_text(encoding="utf-8")) == (1, "kept")
+    assert "is read-only" in err
+
+
+def test_the_name_of_a_written_file_is_shown_without_control_characters(ask: Any, config: str, tmp_path: Path) -> None:
+    code, _, err = ask("infer", config, "--output", str(tmp_path / "a\x1b[31m\nb\u202e.json"))
+    assert code == 0
+    assert err.endswith("a?[31m b?.json\n")
+    assert err.count("\n") == 1
+
+
+def test_output_follows_links_to_files(ask: Any, config: str, tmp_path: Path) -> None:
+    real, link, new = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "new.json"
+    real.write_text("old", encoding="utf-8")
+    link.symlink_to("real.json")
+    new.symlink_to(tmp_path / "not-there-yet.json")
+    for target in (link, new):
+        assert ask("infer", config, "--output", str(target))[0] == 0
+        assert target.is_symlink()
+        assert json.loads(target.read_text(encoding="utf-8"))["schema_version"] == 1
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    assert ask("infer", config, "--output", str(loop))[0] == 1
+
+
 def test_output_into_a_missing_folder_is_refused_before_anything_is_computed(ask: Any, tmp_path: Path) -> None:
     code, _, err = ask("infer", str(tmp_path / "no-such-config.json"), "--output", str(tmp_path / "none" / "a.json"))
     assert code == 1
@@ -427,6 +478,28 @@ def test_validate_shows_what_its_room_found(ask: Any, monkeypatch: pytest.Monkey
         "kept,12,0.25",
         "traced,3,1.0",
     ]
+
+
+def test_the_tables_of_validate_fit_the_terminal(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "a long reason that a column of a terminal is too narrow for, so that it stands below the table"
+
+    class Found:
+        groups = ({"group": "held-out traced backward end", "metric": "device total", "rows": 112,
+                   "median_percent": 0.0012, "p90_percent": 0.0123, "worst_percent": 12.34,
+                   "bias_percent": -0.0001, "in_interval": "49 of 49"},)  # fmt: skip
+        worst = ({"group": "litgpt lora", "row": "litgpt-hub-35-mistral-7b-v0.2-qlora", "measured_bytes": 1 << 30,
+                  "predicted_bytes": 3 << 29, "error_percent": 50.0, "why": why},)  # fmt: skip
+        notes = ()
+
+    monkeypatch.setattr("memfit.cli.accuracy.import_module", lambda name: type("Room", (), {"run": staticmethod(Found)}))
+    lines = ask("validate")[1].splitlines()
+    assert lines[1].split("  ")[0] == "group"
+    assert " ".join(lines[1].split()) == "group metric rows median % p90 % worst % bias % in 90 %"
+    assert lines[3].startswith("held-out traced backward end  device total")
+    assert max(map(len, lines)) <= 100
+    assert len([line for line in lines if "litgpt-hub-35-mistral-7b-v0.2-qlora" in line]) == 2
+    assert why in " ".join(lines)
+    assert why in ask("validate", "--format", "markdown")[1]
 
 
 def test_validate_without_a_corpus_is_one_line(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,28 @@ def test_a_full_disk_is_one_line() -> None:
         assert done.stderr.count("\n") == 1
 
 
+def closed(redirection: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command with one of the standard streams closed by the shell."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "memfit", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=120)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_closed_standard_streams_are_one_line(config: str, tmp_path: Path) -> None:
+    for words in (["infer", config, "--json"], ["infer", config], ["devices"], [], ["infer", "-h"]):
+        done = closed(">&-", *words)
+        assert done.returncode == 1
+        assert done.stderr == "memfit: error: standard output is closed: open it, or name a file with --output\n"
+    done = closed("<&-", "infer", "-", "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("memfit: error: standard input: closed")
+    done = closed("2>&-", "infer", "no-such-model", "--json")
+    assert (done.returncode, done.stdout) == (2, "")  # standard output is for results only
+    path = tmp_path / "answer.json"
+    assert closed(">&- 2>&- <&-", "infer", config, "--output", str(path)).returncode == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["schema_version"] == 1
+
+
 def test_config_from_standard_input() -> None:
     command = [sys.executable, "-m", "memfit", "infer", "-", "--json"]
     done = subprocess.run(

@@ -304,3 +304,32 @@ def test_answer_carries_what_resolving_found_and_each_code_once() -> None:
     assert len({one.code for one in found.warnings}) == len(found.warnings)
     assert found.rule_of_thumb is not None
     assert found.verify
+
+
+# --- the allocator's part
+
+
+def _held(usable: int, *, device: int = 1000, held: int = 100, low: int = 800, vendor: str = "nvidia") -> list[str]:
+    """Commands of `next` for a training whose peak of `device` bytes has `held` bytes of fragmentation."""
+
+    def account(job: Job) -> Estimate:
+        both = estimate_of({"backward": {"activations": device - held, "fragmentation": held}})
+        rank = both.worst
+        return Estimate(ranks=(rank.replace(peak=rank.peak.replace(low_bytes=low)),))
+
+    job = training_job(usable)
+    job = dataclasses.replace(job, cluster=cluster(usable, vendor=vendor))
+    found = judge_estimate(job, Resolved(job), account)  # type: ignore[arg-type]
+    return [one.command for one in found.next]
+
+
+SEGMENTS = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def test_the_allocators_setting_is_named_where_its_part_decides() -> None:
+    assert _held(901)[-1] == SEGMENTS  # tight: 99 bytes over, 100 of them held unused
+    assert _held(901, low=950)[-1] == SEGMENTS  # does not fit, by less than that part
+    assert SEGMENTS not in _held(900)  # it would not be enough
+    assert SEGMENTS not in _held(995, held=9)  # not visible: below 1 % of the peak
+    assert SEGMENTS not in _held(2000)  # fits
+    assert SEGMENTS not in _held(901, vendor="google")  # another allocator

@@ -229,6 +229,12 @@ def test_the_cheapest_single_that_fits_comes_first() -> None:
     assert ladder.recommendations[0].saves_bytes == 22_144_000 - 20_096_000
 
 
+def test_a_micro_batch_is_not_cut_into_more_than_a_run_may_accumulate() -> None:
+    """2^20 micro-batches are the most that --grad-accum takes."""
+    assert "micro-batch" in [one.name for one in levers_for(training_job(batch=8, grad_accum=1 << 17))]
+    assert "micro-batch" not in [one.name for one in levers_for(training_job(batch=8, grad_accum=(1 << 17) + 1))]
+
+
 def test_the_micro_batch_is_the_largest_that_fits() -> None:
     # 12 sequences: 16 MB + 12 x 1,536,000 = 34.4 MB; 24 MB holds 5.2 of them, and 4 is the next divisor of 12.
     job = training_job(24_000_000, batch=12)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memfit.account.estimate import Estimate
 from memfit.fit.limits import MAX_EVALUATIONS, largest, number, numbers_of, solve_limit, solve_limits, with_number
 from memfit.job import Job
+from memfit.model.description import TOKEN, Block, CacheSpec, Segment, Value
 
 
 def scan(margin: Callable[[int], int], minimum: int, maximum: int) -> int:
@@ -192,6 +193,29 @@ def test_context_limit_moves_a_prompt_that_fills_it() -> None:
     assert solve_limit(shorter, "context", toy, toy(shorter)).max == 6218
     assert number(with_number(shorter, "context", 500), "prompt") == 500
     assert number(with_number(shorter, "context", 3000), "prompt") == 1000
+
+
+def test_a_context_limit_says_what_becomes_of_the_prompt() -> None:
+    """A prompt costs 50 B a token, so 100,000 B hold one of 2,000 tokens."""
+    kept = model(segments=(Segment((Block("block", Value(0, TOKEN, 1), Value(1, TOKEN, 1), (), CacheSpec(2)),)),))
+    filled = inference_job(100_000, of=kept, context=1024, prompt=1024, concurrency=1)
+    account = peak_only(lambda job: 50 * (job.workload.prompt or 0))  # type: ignore[union-attr]
+    found = solve_limit(filled, "context", account, account(filled))
+    assert (found.max, found.remark) == (2000, "with prompts as long as the context")
+    longer = inference_job(100_000, of=kept, context=4096, prompt=3000, concurrency=1)
+    cut = solve_limit(longer, "context", account, account(longer))
+    assert (cut.max, cut.remark) == (2000, "with prompts cut to the context")
+    shorter = inference_job(100_000, of=kept, context=4096, prompt=1000, concurrency=1)
+    assert "prompts" not in solve_limit(shorter, "context", account, account(shorter)).remark
+
+
+def test_learned_positions_that_only_the_likely_value_meets_are_said() -> None:
+    learned = model(max_positions=1000, hard_position_limit=True)
+    job = training_job(100_000, headroom=0.5, of=learned, batch=1, seq=100)
+    account = peak_only(lambda job: 80 * (job.workload.seq or 0))  # type: ignore[union-attr]
+    limit = solve_limit(job, "seq", account, account(job))
+    assert (limit.max, limit.likely) == (625, 1000)  # 50,000 / 80; 100,000 / 80 is beyond the table
+    assert limit.remark == "memory allows more than the likely value; the model has 1,000 learned positions"
 
 
 def test_prompt_cannot_exceed_the_context() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from fit_fakes import cluster, model, toy
 
+from memfit.account import Resolved
+from memfit.devices import Cluster
 from memfit.errors import UsageError
 from memfit.fit.overview import Overview, overview
 from memfit.job import FineTuning, Inference, Job, Overheads
 
 
-def _resolve(job: Job) -> Job:
+def _resolve(job: Job) -> Resolved:
     work = job.workload
     if isinstance(work, Inference):
         changes = {
@@ -23,17 +25,19 @@ def _resolve(job: Job) -> Job:
         }
     else:
         changes = {"weight_dtype": "bf16", "outputs": "kept"}
-    return dataclasses.replace(job, workload=dataclasses.replace(work, **changes))
+    count = job.cluster.count if job.cluster else 1
+    warnings = (("replicated", f"{count} replicas"),) if count > 1 else ()
+    return Resolved(dataclasses.replace(job, workload=dataclasses.replace(work, **changes)), (), warnings)
 
 
-def _refuse_adapters(job: Job) -> Job:
+def _refuse_adapters(job: Job) -> Resolved:
     if isinstance(job.workload, FineTuning) and job.workload.method != "full":
         raise UsageError("no linear layers")
     return _resolve(job)
 
 
-def _ask(resolve: Callable[[Job], Job] = _resolve) -> Overview:
-    where = [cluster(2_500_000), cluster(8_000_000)]
+def _ask(resolve: Callable[[Job], Resolved] = _resolve, on: list[Cluster] | None = None) -> Overview:
+    where = [cluster(2_500_000), cluster(8_000_000)] if on is None else on
     return overview(model(), where, overheads=Overheads(), headroom=0.0, resolve=resolve, estimate=toy)
 
 
@@ -47,7 +51,8 @@ def test_cells_by_hand() -> None:
         "inference, 4-bit": [(1_524_000, "yes"), (1_524_000, "yes")],
         "QLoRA": [(660_000 + 1_228_800, "yes"), (660_000 + 1_228_800, "yes")],
         "LoRA": [(2_160_000 + 1_228_800, "no"), (2_160_000 + 1_228_800, "yes")],
-        "full fine-tuning": [(10_000_000, "no"), (10_000_000, "no")],  # 8 MB and the step's scratch of 2 MB
+        # 2 + 2 + 4 MB; the fused optimizer's step needs no scratch
+        "full fine-tuning": [(8_000_000 + 1_228_800, "no"), (8_000_000 + 1_228_800, "no")],
     }
 
 
@@ -63,3 +68,26 @@ def test_a_way_that_the_model_does_not_have_is_a_row_with_its_reason() -> None:
     ways = {way.name: way for way in _ask(_refuse_adapters).ways}
     assert (ways["LoRA"].peak_bytes, ways["LoRA"].cells, ways["LoRA"].why_not) == (None, (), "no linear layers")
     assert ways["full fine-tuning"].cells
+
+
+def test_each_warning_is_there_once() -> None:
+    assert _ask().warnings == ()
+    found = _ask(on=[cluster(8_000_000, count=2), cluster(8_000_000), cluster(9_000_000, count=4)]).warnings
+    assert [(one.code, one.text) for one in found] == [("replicated", "2 replicas"), ("replicated", "4 replicas")]
+
+
+def test_full_fine_tuning_takes_the_optimizer_that_costs_nothing() -> None:
+    commands = {way.name: way.command for way in _ask().ways}
+    assert "--optimizer adamw-fused" in commands["full fine-tuning"]
+    assert "--optimizer" not in commands["LoRA"]
+
+
+def test_a_device_without_bf16_is_asked_about_in_fp16() -> None:
+    old = cluster(8_000_000, native_dtypes=("fp16",))
+    commands = [way.command for way in _ask(on=[old]).ways]
+    assert not [one for one in commands if "bf16" in one]
+    assert [one for one in commands if "--method full" in one and "--precision fp16-mixed" in one]
+    assert len([one for one in commands if "--precision fp16-true" in one]) == 2
+    # beside one that has it, the command is that of most devices
+    both = [way.command for way in _ask(on=[old, cluster(8_000_000)]).ways]
+    assert len([one for one in both if "--precision bf16-true" in one]) == 3

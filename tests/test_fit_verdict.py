@@ -67,6 +67,16 @@ def test_summary_when_tight_names_the_reason() -> None:
     assert bound.summary == "TIGHT: 70.00 of 80.00 GiB (88 %) on 1x Toy 80GB, may need 82.00 GiB; binds: loss"
 
 
+def test_summary_when_more_than_there_is_is_expected_says_so() -> None:
+    over = judge(_job(), _estimate(82 * GiB, 78 * GiB, 90 * GiB, "loss"))
+    assert over is not None
+    assert (over.fits, over.headroom_bytes) == ("tight", -2 * GiB)
+    assert over.summary == (
+        "TIGHT: 82.00 of 80.00 GiB (102 %) on 1x Toy 80GB, more than is available is expected: it fits only near the low end "
+        "of the estimate (78.00 GiB); binds: loss"
+    )
+
+
 def test_summary_when_it_does_not_fit() -> None:
     verdict = judge(_job(), _estimate(90 * GiB + 410 * GiB // 1024, 85 * GiB, 95 * GiB, "backward"))
     assert verdict is not None

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memfit.account import resolve
 from memfit.errors import InputError, MemfitError, UnknownArchitectureError
 from memfit.families import build_model
 from memfit.families.view import IRRELEVANT, ConfigView
+from memfit.job import Inference, Job
 
 REQUIRED = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "stablelm", "olmo2", "granite",
@@ -116,6 +118,27 @@ def test_a_rotary_share_within_rope_parameters_is_checked_too(value: Any) -> Non
         models.make(models.PYTHIA_1B, rotary_pct=None, rope_parameters={"rope_type": "default", "partial_rotary_factor": value})
 
 
+def layer_types(kinds: list[str]) -> dict[str, Any]:
+    named = [{"f": "full_attention", "s": "sliding_attention"}[kind] for kind in kinds]
+    return {"layer_types": named, "num_hidden_layers": len(kinds), "use_sliding_window": True, "sliding_window": 4096}
+
+
+def test_layers_without_a_pattern_are_read_up_to_64_runs() -> None:
+    """Runs of 1, 2, 1, 2 ... layers have a period; a last or a first run of 5 breaks it."""
+    runs = [kind * (1 + index % 3) for index, kind in enumerate("fs" * 32)]
+    enough = models.make(models.FAMILY_CONFIGS["qwen3"], **layer_types([*"".join(runs)[:-1], *"sssss"]))
+    assert len(enough.segments) == 1 + 64 + 1
+    with pytest.raises(InputError, match=r"change their kind 64 times without a pattern.*at most 64 runs.*layer_types"):
+        models.make(models.FAMILY_CONFIGS["qwen3"], **layer_types([*"ffff", *"".join(runs), *"f"]))
+
+
+def test_a_pattern_that_repeats_is_read_at_any_depth() -> None:
+    deep = models.make(models.FAMILY_CONFIGS["qwen3"], **layer_types(list("sssf" * 256)))
+    assert [(len(one.blocks), one.repeat) for one in deep.segments if one.role == "layers"] == [(4, 256)]
+    with pytest.raises(InputError, match="from 1 to 1,024"):
+        models.make(models.FAMILY_CONFIGS["qwen3"], **layer_types(list("sssf" * 257)))
+
+
 def test_the_older_and_the_newer_key_of_the_rotary_share_may_stand_together() -> None:
     both = models.make(models.PYTHIA_1B, rotary_pct=0.5, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5})
     assert both.rotary_dim == models.make(models.PYTHIA_1B, rotary_pct=0.5).rotary_dim == 128
@@ -167,6 +190,50 @@ def test_quantised_checkpoints(quantization: dict[str, Any], found: str) -> None
     assert model.num_parameters == 8_030_261_248
 
 
+def warned(code: str, quantization: dict[str, Any], workload: Any = None) -> str:
+    """The text of a warning of an inference with this checkpoint; empty without it."""
+    job = Job(model=models.make(models.LLAMA_8B, quantization_config=quantization), workload=workload or Inference())
+    return dict(resolve(job).warnings).get(code, "")
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group_size": 32}, "int4 in groups of 128; quantization_config also says: group_size 32"),
+        ({"group_size": -1}, "group_size -1"),
+        ({"modules_to_not_convert": ["visual", "mlp.gate"]}, "modules_to_not_convert visual and 1 more"),
+        ({"ignore": ["re:.*self_attn.*", "lm_head"], "quant_method": "compressed-tensors",
+          "config_groups": {"a": {"weights": {"type": "int", "num_bits": 4, "group_size": 64}}}},
+         "ignore re:.*self_attn.*, group_size 64"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["model.layers.0*"], "group_size": None},
+         "fp8 with one scale per output row; quantization_config also says: exclude_modules model.layers.0*"),
+        ({"lm_head": True}, "lm_head is quantised too"),
+    ],
+)  # fmt: skip
+def test_what_a_quantised_checkpoint_says_beside_its_format_is_named(changes: dict[str, Any], words: str) -> None:
+    text = warned("quantization-details", {**GPTQ, **changes})
+    assert words in text
+    assert "every linear layer but the head" in text
+
+
+def test_a_quantised_checkpoint_as_it_is_counted_needs_no_warning() -> None:
+    for same in ({}, {"modules_to_not_convert": ["lm_head", "model.norm"]}, {"modules_to_not_convert": None}):
+        assert warned("quantization-details", {**GPTQ, **same}) == ""
+        assert warned("quantized-cache", {**GPTQ, **same}) == ""
+    # another format was asked for: the checkpoint's own does not matter
+    assert warned("quantization-details", {**GPTQ, "group_size": 32}, Inference(quantization="fp8")) == ""
+
+
+def test_a_quantised_cache_of_the_checkpoint_is_named_unless_the_format_is_given() -> None:
+    stated = {**GPTQ, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    assert "kv_cache_scheme" in warned("quantized-cache", stated)
+    assert "--kv-dtype" in warned("quantized-cache", {**GPTQ, "kv_cache_quant_algo": "FP8"})
+    assert warned("quantized-cache", stated, Inference(kv_dtype="fp8")) == ""
+
+
 @pytest.mark.parametrize(
     "quantization",
     [
@@ -192,11 +259,29 @@ def test_other_quantisation_is_refused_by_name(quantization: Any) -> None:
 
 @pytest.mark.parametrize(
     ("stated", "dtype"),
-    [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("int4", None), (7, None)],
+    [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("auto", None)],
 )
 def test_the_checkpoints_format(stated: Any, dtype: str | None) -> None:
     assert models.make(models.LLAMA_8B, dtype=stated).dtype == dtype
     assert models.make(models.LLAMA_8B, dtype=None, torch_dtype=stated).dtype == dtype
+
+
+@pytest.mark.parametrize("stated", ["int4", "float8_e4m3fn", 7, ["bfloat16"], True])
+def test_a_format_that_is_not_known_is_refused(stated: Any) -> None:
+    with pytest.raises(InputError, match="torch_dtype must be one of float32"):
+        models.make(models.LLAMA_8B, dtype=None, torch_dtype=stated)
+
+
+@pytest.mark.parametrize(("config", "dtype"), [(models.GPT2, "fp32"), (models.BERT_BASE, "fp32"), (models.LLAMA_8B, "bf16")])
+def test_a_checkpoint_whose_config_names_no_format(config: dict[str, Any], dtype: str) -> None:
+    model = models.make(config, dtype=None, torch_dtype=None)
+    assert resolve(Job(model=model, workload=Inference())).job.workload.weight_dtype == dtype
+
+
+@pytest.mark.parametrize("stated", ["LlamaForCausalLM", [7], {"0": "LlamaForCausalLM"}])
+def test_architectures_are_a_list_of_names(stated: Any) -> None:
+    with pytest.raises(InputError, match="architectures must be a list"):
+        models.make(models.LLAMA_8B, architectures=stated)
 
 
 def test_labels_come_from_id2label_then_num_labels_then_two() -> None:

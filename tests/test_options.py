@@ -71,8 +71,8 @@ def test_values_are_read(name: str, raw: Any, value: Any) -> None:
         ("cups", "-3", r"--cups cannot be negative \(-3\)"),
         ("cups", -3, r"--cups must be at least 1, not -3"),
         ("cups", 1.5, r"--cups takes a whole number, not 1.5"),
-        ("cups", True, r"--cups takes a tokens, not True"),
-        ("cups", [1], r"--cups takes a tokens, not \[1\]"),
+        ("cups", True, r"--cups takes a whole number, not True"),
+        ("cups", [1], r"--cups takes a whole number, not \[1\]"),
         ("cups", "many", r"--cups: cannot read 'many'"),
         ("leaf", "blak", r"--leaf does not know 'blak' \(did you mean 'black'\?\); it takes green, black"),
         ("leaf", {"a": 1}, r"--leaf takes a text"),
@@ -127,6 +127,13 @@ def test_a_record_is_frozen_and_keyword_only() -> None:
         Tea(biscuits=1)  # type: ignore[call-arg]
     assert dataclasses.replace(tea, milk=True) == Tea(cups=2, milk=True) != tea
     assert hash(Tea(cups=2)) == hash(tea)
+
+
+def test_auto_leaves_a_field_open_that_is_decided_from_the_rest() -> None:
+    open_fields = build(Inference, {"dtype": "auto", "kv_cache_dtype": "AUTO", "quantization": "auto"})
+    assert open_fields == Inference()
+    with pytest.raises(UsageError, match="--attention does not know 'auto'"):
+        build(Inference, {"attention": "auto"})  # its default is a choice of its own
 
 
 def test_a_flag_is_spelled_with_hyphens() -> None:

@@ -11,7 +11,9 @@ import sys
 
 import pytest
 from report_answers import FakeModel, inference, too_large, training
+from rich.text import Text
 
+from memfit import api
 from memfit.account.estimate import Estimate
 from memfit.fit.answer import Answer
 from memfit.job import Job
@@ -19,6 +21,8 @@ from memfit.report import to_csv, to_markdown, to_terminal
 from memfit.report.csv import guard
 from memfit.report.look import Look, look_of
 from memfit.report.markdown import code, escape
+from memfit.report.overview import overview_csv, overview_json, overview_markdown, overview_text
+from memfit.report.rich_text import bullet, to_text
 from memfit.report.terminal import render
 from memfit.report.text import headline, percent, plain, show_bytes, show_value
 
@@ -38,6 +42,40 @@ def test_no_control_character_of_a_name_reaches_the_output(make: object) -> None
     assert not set(text) & {"\x1b", "\x07", "\r", "\u202e", "\ud800"}
     assert "\nFITS\n" not in text
     text.encode("utf-8")
+
+
+def test_what_a_terminal_is_given_is_cleaned_whatever_it_was_made_from() -> None:
+    for color in (False, True):
+        text = to_text([Text(HOSTILE), bullet(HOSTILE, Look()), Text("ok", style="bold")], Look(color=color))
+        assert "a?[2J" in text
+        assert not set(text) & {"\x07", "\r", "\u202e", "\ud800"}
+        assert ("\x1b" in text) == color  # only the colours' own
+        assert text.count("\x1b[2J") == 0
+
+
+def test_no_control_character_of_a_command_reaches_the_overview() -> None:
+    config = {"model_type": "gpt2", "n_embd": 8, "n_head": 1, "n_layer": 1, "vocab_size": 8, "_name_or_path": HOSTILE}
+    found = api.overview(config, "4090")
+    assert "\x1b" in found.ways[0].command
+    for text in (overview_text(found, Look()), overview_markdown(found), overview_csv(found)):
+        assert not set(text) & {"\x1b", "\x07", "\r", "\u202e"}
+
+
+def test_the_overview_shows_its_warnings_in_every_format() -> None:
+    config = {"model_type": "gpt2", "n_embd": 8, "n_head": 1, "n_layer": 1, "vocab_size": 8}
+    found = api.overview(config, "2x4090,m4-max-64")
+    codes = [one["code"] for one in overview_json(found)["warnings"]]
+    assert codes == ["replicated", "other-runtime"]
+    for text in (overview_text(found, Look(width=200)), overview_markdown(found)):
+        assert text.count("each of the 2 devices is counted with a whole replica") == 1
+        assert text.count("on apple they differ") == 1
+
+
+def test_an_assumption_without_a_flag_says_none() -> None:
+    shown = [line for line in to_terminal(training()).splitlines() if "the config says so" in line]
+    assert len(shown) == 1
+    assert shown[0].endswith(" none")
+    assert "| tie | no | the config says so | none |" in to_markdown(training())
 
 
 def test_plain_keeps_other_alphabets() -> None:
@@ -108,8 +146,8 @@ def test_meaning_does_not_need_colour() -> None:
 def test_the_first_line_is_the_verdict() -> None:
     assert headline(training()) == "FITS: 19.00 of 24.00 GiB (79 %) on 1x Toy 24GB"
     assert headline(too_large()) == "DOES NOT FIT: short by 3.00 GiB on 1x Toy 16GB"
-    assert headline(inference()) == "NEEDS 3.50 GiB on each device, at prefill; smallest that hold it: 1x toy-8, 1x toy-tpu"
-    assert headline(inference(smallest_devices=())).endswith("give --on DEVICE for a verdict")
+    assert headline(inference()) == "NEEDS 3.50 GiB on each device, at prefill; smallest GPUs that hold it: 1x toy-8, 1x toy-tpu"
+    assert headline(inference(smallest_devices=())).endswith("; no single GPU of the catalogue holds it")
 
 
 def test_the_first_screen_answers_the_question() -> None:

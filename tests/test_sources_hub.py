@@ -267,6 +267,22 @@ def test_a_cache_that_cannot_be_written(hub, tmp_path):
     assert "the cache folder is not writable; set HF_HOME to one that is" in found["error"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("HF_HUB_ETAG_TIMEOUT", "abc", "HF_HUB_ETAG_TIMEOUT is 'abc' and must be a positive whole number of seconds"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "1.5", "HF_HUB_DOWNLOAD_TIMEOUT is '1.5' and must be a positive whole number of seconds"),
+        ("HF_HUB_ETAG_TIMEOUT", "-1", "HF_HUB_ETAG_TIMEOUT is '-1' and must be a positive whole number of seconds"),
+        ("HF_ENDPOINT", "http://[::1", "an environment variable is wrong, one of HF_"),
+    ],
+)
+def test_variables_that_the_library_cannot_read_are_one_line(hub, tmp_path, name, value, words):
+    (found,) = load(["org/model"], tmp_path, hub.url, **{name: value})
+    assert found["error"].startswith("org/model: huggingface_hub cannot be used: ")
+    assert words in found["error"]
+    assert hub.log == []
+
+
 def test_offline_and_unreachable_without_a_cached_copy(hub, tmp_path):
     (offline,) = load(["org/model"], tmp_path, hub.url, HF_HUB_OFFLINE="1")
     assert offline["error"].startswith("org/model is not in the cache, and HF_HUB_OFFLINE is set; unset it once to fetch it")

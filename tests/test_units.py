@@ -152,3 +152,10 @@ def test_a_small_number_does_not_print_as_zero() -> None:
 )
 def test_format_count(count: int, text: str) -> None:
     assert format_count(count) == text
+
+
+@pytest.mark.parametrize("read", [parse_count, parse_tokens, parse_size])
+def test_a_fraction_without_a_unit_is_refused_and_with_one_is_rounded(read: Callable[[str], int]) -> None:
+    with pytest.raises(UsageError, match="not a whole number"):
+        read("1.5")
+    assert read("1.5k") in (1500, 1536)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, UsageError, did_you_mean
 from memfit.job import WORKLOADS, Dimensions, Hardware, Inference, Job, Overheads, Training, Workload
-from memfit.options import build, options_of
+from memfit.options import build, checked, options_of
 from memfit.units import format_count
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def load_model(
 def _dimensions(dimensions: Dimensions | Mapping[str, Any] | None) -> Dimensions:
     if dimensions is None:
         return Dimensions()
-    return dimensions if isinstance(dimensions, Dimensions) else build(Dimensions, dimensions)
+    return checked(dimensions) if isinstance(dimensions, Dimensions) else build(Dimensions, dimensions)
 
 
 def _given_flags(dimensions: Dimensions) -> list[str]:
@@ -97,11 +97,14 @@ def _model_without_config(given: Dimensions) -> Model:
         if given.params is None:
             raise UsageError("--activation-elements needs --params: the number of parameters")
         return _said_how(families.from_counts(given.params, given.activation_elements), words)
-    from memfit.families.sizes import config_for_dimensions
+    from memfit.families.sizes import COUNT_TOLERANCE, config_for_dimensions
 
     sized = config_for_dimensions(given)
-    name = format_count(given.params) if given.params is not None else f"{sized.config['model_type']} by dimensions"
+    by_dimensions = f"{sized.config['model_type']} by dimensions"
+    name = format_count(given.params) if given.params is not None else by_dimensions
     model = families.build_model(sized.config, name=name, source="size and dimensions on the command line", head=given.head)
+    if given.params is not None and abs(model.num_parameters / given.params - 1) > COUNT_TOLERANCE:
+        model = model.replace(name=by_dimensions)  # not the name of a size that the dimensions do not make
     model = model.replace(relative_uncertainty=sized.relative_uncertainty, stated_parameters=sized.parameters)
     return _said_how(model, words, sized.assumptions)
 
@@ -119,7 +122,7 @@ def make_workload(workload: Workload | Mapping[str, Any]) -> Workload:
         UsageError: it is neither a workload nor a mapping, the kind or a field is unknown, or a value is refused.
     """
     if isinstance(workload, Training | Inference):
-        return workload
+        return checked(workload)
     if not isinstance(workload, Mapping):
         raise UsageError(f"a workload is Training, FineTuning, Inference or a mapping with a kind, not {workload!r:.100}")
     kind = str(workload.get("kind", ""))
@@ -159,13 +162,15 @@ def _as_model(model: Model | str | os.PathLike[str] | Mapping[str, Any]) -> Mode
 def _as_overheads(overheads: Overheads | Mapping[str, Any] | None) -> Overheads:
     if overheads is None:
         return Overheads()
-    return overheads if isinstance(overheads, Overheads) else build(Overheads, overheads)
+    return checked(overheads) if isinstance(overheads, Overheads) else build(Overheads, overheads)
 
 
 def _as_cluster(on: str | Cluster | None) -> Cluster | None:
     if isinstance(on, str):
         from memfit.devices import parse_cluster
 
+        if "," in on:
+            raise UsageError(f"--on {on[:60]!r} names several devices: one here; the overview takes a list (memfit fit MODEL)")
         return parse_cluster(on)
     if on is not None and not hasattr(on, "usable_bytes"):
         raise UsageError(f"devices are a text such as 8xh100-80gb or a Cluster, not {on!r:.100}")
@@ -229,7 +234,7 @@ def overview(
         _clusters(on),
         overheads=_as_overheads(overheads),
         headroom=share.default if headroom is None else share.parse(headroom),
-        resolve=lambda job: account.resolve(job).job,
+        resolve=account.resolve,
         estimate=account.estimate,
     )
 

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from memfit.devices import Cluster
     from memfit.model import Model
 
-# fmt: off: one declaration of a field reads better in few lines
+# One declaration of a field reads better in few lines.
+# fmt: off
 PRECISIONS = ("bf16-true", "bf16-mixed", "fp16-true", "fp16-mixed", "32-true")
 DTYPES = ("fp32", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum")
+OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum",
+              "adafactor", "lion", "muon", "adagrad", "rmsprop")
 
 
 class Training(Options):
@@ -82,6 +84,8 @@ class FineTuning(Training):
     lora_dtype: str = option("fp32", "Format of the adapters (PEFT keeps them in fp32 over 16-bit weights)", kind="choice",
         choices=DTYPES, group="adapters")
     lora_dropout: float = option(0.0, "Dropout on the adapters' input", kind="fraction", minimum=0, group="adapters")
+    kbit_prep: bool = option(False, "QLoRA: norms, embedding and head in fp32, as prepare_model_for_kbit_training makes them",
+        kind="flag", group="adapters", aliases=("prepare-kbit",))
     double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag",
         group="adapters",
         aliases=("bnb-4bit-use-double-quant",))
@@ -112,7 +116,7 @@ class Inference(Options):
     kv_dtype: str | None = option(None, "Format of the KV cache", kind="choice", choices=("fp32", "bf16", "fp16", "fp8",
         "int8", "int4"),
         group="cache", aliases=("kv-cache-dtype", "cache-type-k"),
-        choice_aliases={"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "8": "int8", "4": "int4", "16": "bf16",
+        choice_aliases={"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "8": "int8", "4": "int4", "16": "bf16",
                         "bfloat16": "bf16", "float16": "fp16"})
     attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
         group="kernels", aliases=("attn", "attn-implementation"), choice_aliases={"flash_attention_2": "flash", "fa2": "flash"})

@@ -31,6 +31,10 @@ _JSON_TYPES = {"size": "integer", "count": "integer", "tokens": "integer", "frac
                "text": "string", "choice": "string", "flag": "boolean"}  # fmt: skip
 
 
+_WORDS = {"tokens": "whole number", "fraction": "share"}
+"""How messages call a kind, where not by its own name."""
+
+
 def _shown(given: Any) -> str:
     """What was given, as a message repeats it: never long."""
     try:
@@ -81,7 +85,7 @@ class Option(Record):
         if self.kind in ("choice", "text"):
             return self._parse_text(raw)
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-            raise UsageError(f"{self.flag} takes a {self.kind}, not {_shown(raw)}")
+            raise UsageError(f"{self.flag} takes a {_WORDS.get(self.kind, self.kind)}, not {_shown(raw)}")
         if isinstance(raw, str):
             value = self._parse_number(raw)
         elif isinstance(raw, float) and self.kind not in ("number", "fraction"):
@@ -102,7 +106,8 @@ class Option(Record):
             return False
         raise UsageError(f"{self.flag} takes true or false, not {_shown(raw)}")
 
-    def _parse_text(self, raw: Any) -> str:
+    def _parse_text(self, raw: Any) -> str | None:
+        """The text or choice; `auto` leaves a field open whose value is decided from the rest."""
         if isinstance(raw, int) and not isinstance(raw, bool):
             raw = str(raw)
         if not isinstance(raw, str):
@@ -111,6 +116,8 @@ class Option(Record):
         if self.kind == "text":
             return text
         lowered = text.lower()
+        if lowered == "auto" and self.default is None:
+            return None
         release = ""
         if self.versioned:
             lowered, at, release = lowered.partition("@")
@@ -149,6 +156,8 @@ class Option(Record):
             raise UsageError(f"{self.flag} takes a number, not {value}")
         if self.minimum is not None and value < self.minimum:
             raise UsageError(f"{self.flag} must be at least {_number(self.minimum)}, not {_shown(value)}")
+        if self.kind == "fraction" and not 0 <= value < 1:
+            raise UsageError(f"{self.flag} is a share: at least 0 and below 1, not {_shown(value)}")
         maximum = self.maximum if self.maximum is not None else LARGEST
         if value > maximum:
             raise UsageError(f"{self.flag} must be at most {_number(maximum)}, not {_shown(value)}")
@@ -217,7 +226,11 @@ def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[
     names = {alias.replace("-", "_"): name for name, one in options.items() for alias in one.aliases}
     others = set(known_elsewhere)
     parsed: dict[str, Any] = {}
+    if not isinstance(values, Mapping):
+        raise UsageError(f"options are given by name in a mapping, not as {_shown(values)}")
     for raw_name, raw in values.items():
+        if not isinstance(raw_name, str):
+            raise UsageError(f"the name of an option is a text, not {_shown(raw_name)}")
         name = raw_name.replace("-", "_")
         name = names.get(name, name)
         if name not in options:
@@ -228,6 +241,15 @@ def build(cls: type[T], values: Mapping[str, Any], *, known_elsewhere: Iterable[
         if raw is not None:
             parsed[name] = options[name].parse(raw)
     return cls(**parsed)
+
+
+def checked(given: T) -> T:
+    """The same values, each read as its field reads it: what was built by hand is checked like what was typed.
+
+    Raises:
+        UsageError: a value that its field refuses.
+    """
+    return build(type(given), {name: getattr(given, name) for name in options_of(type(given))})
 
 
 def json_schema(cls: type[Options], title: str) -> dict[str, Any]:

@@ -36,10 +36,19 @@ def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
     if match is None or factor is None:
         raise UsageError(f"cannot read {text[:64]!r} as {what}: write it like {example}")
     digits = match.group(1).replace("_", "").replace(",", "")
-    value = int(digits) * factor if digits.isdigit() else round(float(digits) * factor)
+    value = int(digits) * factor if digits.isdigit() else _whole(float(digits) * factor, factor, text, what, example)
     if value > LARGEST:
         raise UsageError(f"{text.strip()!r} is too large for {what}: write it like {example}")
     return value
+
+
+def _whole(value: float, factor: int, text: str, what: str, example: str) -> int:
+    """A fraction of a unit is rounded to whole bytes or elements; a fraction without a unit is a mistake."""
+    if value > LARGEST:
+        raise UsageError(f"{text.strip()[:64]!r} is too large for {what}: write it like {example}")
+    if factor == 1 and not value.is_integer():
+        raise UsageError(f"{text.strip()[:64]!r} is not a whole number: write {what} like {example}")
+    return round(value)
 
 
 def parse_size(text: str) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
 from memfit.account import overheads
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
-from memfit.account.intervals import WIDTHS, bounds, combine
+from memfit.account.intervals import EXACT, WIDTHS, bounds, combine
 from memfit.account.overheads import Overhead
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
 from memfit.account.resolve import lora_targets, runtime_of
@@ -103,8 +103,11 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         targets = lora_targets(workload)
         if method == "qlora":
             quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
+    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
+    if quantized is not None and isinstance(workload, FineTuning) and workload.kbit_prep:
+        precision = precision._replace(weight="fp32")
     kernels = KernelPolicy(
-        precision=training_policy(workload.precision or "bf16-mixed", workload.weight_dtype),
+        precision=precision,
         attention=workload.attention,
         loss=workload.loss,
         padded=workload.padding != "none" or _masked_by_runtime(job, workload),
@@ -183,25 +186,23 @@ class _Binding(NamedTuple):
     counts: tuple[int, ...]
 
 
-def _all_moments(compiled: Compiled) -> list[_Binding]:
-    """Every moment, evaluated."""
+def _evaluated(compiled: Compiled) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
+    """Bytes of every moment, and the counts of long and short ones."""
     profile = compiled.profile
     counts = monomials(compiled.numbers, profile.windows)
     short = counts if compiled.step is compiled.numbers else monomials(compiled.step, profile.windows)
-    return [
-        _Binding(one, allocated, short if one.short else counts)
-        for one, allocated in zip(profile.moments, moment_bytes(profile, counts, short), strict=True)
-    ]
+    return moment_bytes(profile, counts, short), counts, short
 
 
 def _binding_moments(compiled: Compiled) -> list[_Binding]:
     """The largest moment of every phase, in order of appearance."""
-    best: dict[str, _Binding] = {}
-    for one in _all_moments(compiled):
-        found = best.get(one.moment.phase)
-        if found is None or one.allocated > found.allocated:
-            best[one.moment.phase] = one
-    return list(best.values())
+    values, counts, short = _evaluated(compiled)
+    best: dict[str, tuple[int, Moment]] = {}
+    for one, allocated in zip(compiled.profile.moments, values, strict=True):
+        found = best.get(one.phase)
+        if found is None or allocated > found[0]:
+            best[one.phase] = (allocated, one)
+    return [_Binding(one, allocated, short if one.short else counts) for allocated, one in best.values()]
 
 
 def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
@@ -240,7 +241,7 @@ def estimate(job: Job) -> Estimate:
         kept_bytes=amount(compiled.profile.kept, counts) if training else None,
         forward_end_bytes=amount(compiled.profile.forward_end, counts) if training else None,
         backward_end_bytes=amount(compiled.profile.backward_end, counts) if training else None,
-        details=lambda: _details(job, compiled, bindings, at_peak, outside),
+        details=partial(_details, job, compiled, bindings, at_peak, outside),
     )
     return Estimate(
         ranks=(rank,),
@@ -253,13 +254,12 @@ def estimate(job: Job) -> Estimate:
 def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, int], outside: dict[str, Overhead]) -> Peak:
     """The three numbers and their bounds."""
     workspace = compiled.workspace
-    parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values())]
+    parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values()) if one.low != one.high]
     uncertainty = job.model.relative_uncertainty
     for name, value in at_peak.items():
-        if name != "workspace":
+        if name != "workspace" and (uncertainty or name not in EXACT):
             low, high = bounds(name, value, uncertainty, compiled.adapters)
-            if low != high:  # an exact component adds nothing to the sum's error
-                parts.append((value, low, high))
+            parts.append((value, low, high))
     reserved = binding.allocated + outside["fragmentation"].bytes
     total = reserved + outside["context"].bytes
     low, high, safe = combine(total, parts, certain_model=not uncertainty)
@@ -280,11 +280,19 @@ class _ComputedRank(Rank):
 
     details: Callable[[], tuple[tuple[Component, ...], tuple[Phase, ...]]]
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("components", "phases") and not super().__getattribute__("phases"):
-            components, phases = super().__getattribute__("details")()
-            self.__dict__.update(components=components, phases=phases)
-        return super().__getattribute__(name)
+    @cached_property
+    def _table(self) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:
+        return self.details()
+
+    @property  # type: ignore[misc]
+    def components(self) -> tuple[Component, ...]:
+        """The rows of the answer, largest first."""
+        return self._table[0]
+
+    @property  # type: ignore[misc]
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases in order."""
+        return self._table[1]
 
 
 def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
@@ -315,7 +323,9 @@ def _details(
     phases = _phases(compiled, bindings)
     known = {"workspace": compiled.workspace, **outside}
     largest = {name: one.bytes for name, one in outside.items()}
-    for binding in _all_moments(compiled):
+    values, counts, short = _evaluated(compiled)
+    for moment, allocated in zip(compiled.profile.moments, values, strict=True):
+        binding = _Binding(moment, allocated, short if moment.short else counts)
         for name, value in _components(compiled, binding).items():
             if value > largest.get(name, 0):
                 largest[name] = value

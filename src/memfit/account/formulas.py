@@ -37,6 +37,10 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     what = "adapters" if kernels.adapter else f"{job.model.num_parameters:,}"
     element = DTYPE_BYTES[kernels.adapter.dtype if kernels.adapter else kernels.precision.weight]
     element = element if optimizer.state_bytes is None else optimizer.state_bytes
+    if optimizer.rule == "factored":
+        return f"rows and columns of every matrix of {what} x {element} B ({optimizer.name})"
+    if optimizer.rule == "muon":
+        return f"one state for layers' matrices, two for the rest of {what} x {element} B ({optimizer.name})"
     each = f"({element} + 4/{BLOCKWISE_BLOCK}) B" if optimizer.blockwise else f"{element} B"
     return f"{what} x {optimizer.states} x {each} ({optimizer.name})"
 
@@ -44,11 +48,10 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
 def _activations(job: Job, compiled: Compiled) -> str:
     b, s = compiled.numbers.sequences, compiled.numbers.tokens
     workload = job.workload
-    how = (
-        "only each layer's input kept"
-        if isinstance(workload, Training) and workload.checkpointing == "full"
-        else "saved by the operations"
-    )
+    if isinstance(workload, Inference):
+        element = DTYPE_BYTES[compiled.kernels.precision.weight]
+        return f"rotary tables: {s:,} positions x 2 (cos, sin) x {job.model.rotary_dim or 0} x {element} B; nothing is kept"
+    how = "only each layer's input kept" if workload.checkpointing == "full" else "saved by the operations"
     many = f"{b:,} images" if job.model.pixels and not job.model.tokens_per_image else f"{b:,} x {s:,} tokens"
     return f"{many} x {job.model.num_layers} layers, {how}"
 
@@ -80,6 +83,8 @@ def _temporary(job: Job, compiled: Compiled) -> str:
         optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
         if optimizer.foreach_tensors:
             return "working tensors of the operation that runs; in the step a copy of what is trained (foreach)"
+    if isinstance(workload, Inference):
+        return "hidden states, masks and working tensors of the operation that runs at the peak"
     return "working tensors of the operation that runs at the peak"
 
 

@@ -30,6 +30,9 @@ WIDTHS = {
 }
 """By component; context, workspace and fragmentation carry their own bounds (`account.overheads`)."""
 
+EXACT = frozenset(name for name, width in WIDTHS.items() if not (width.below or width.above))
+"""Components that add nothing to the error of a sum, unless the model itself is uncertain."""
+
 ADAPTER_WIDTHS = {False: (5, 20), True: (5, 60)}
 """Percent below and above for activations, logits and temporaries beside adapters, over a 16-bit and over a quantised base.
 

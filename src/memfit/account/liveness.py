@@ -176,47 +176,38 @@ class _Backward:
 
     def run(self, output: Tensor, seed: Size) -> tuple[Form, ...]:
         """From the gradient of the block's output to that of its input."""
-        pending = self.pending
+        memory, pending, sizes = self.memory, self.pending, self.sizes
+        now, total, saved, components = memory.now, memory.total, self.saved, self.components
         if id(output) not in pending:
             pending[id(output)] = _Gradient(seed, _TEMPORARY)
-            self.memory.take(_TEMPORARY, seed)
-        self.memory.note()
+            memory.take(_TEMPORARY, seed)
+        memory.note()
         for node in reversed(self.nodes):
             arrived = [pending.pop(id(one)) for one in node.outputs if id(one) in pending]
-            if arrived:
-                self._node(node, arrived)
-            elif node.saved:
-                self._release_saved(node)
-        return self.memory.peaks()
+            made = self._gradients(node, arrived) if arrived else ()
+            for storage in node.saved:
+                saved[storage] -= 1
+                if saved[storage] == 0 and storage != self.stays:
+                    axis, num_bytes = sizes[storage]
+                    now[components[storage] + axis] -= num_bytes
+                    total[axis] -= num_bytes
+            for gradient in arrived:
+                gradient.holders -= 1
+                if gradient.holders == 0:
+                    memory.free(gradient.component, gradient.size)
+            if arrived and node.weight_grads:
+                self._add_shared(node)
+            for one, gradient in made:
+                earlier = pending.get(id(one))
+                if earlier is None:
+                    pending[id(one)] = gradient
+                else:
+                    self._accumulate(one, earlier, gradient)
+        return memory.peaks()
 
-    def _node(self, node: Node, arrived: list[_Gradient]) -> None:
+    def _gradients(self, node: Node, arrived: list[_Gradient]) -> list[tuple[Tensor, _Gradient]]:
+        """The node runs: all that it makes and needs is there at once."""
         memory = self.memory
-        made = self._input_gradients(node, arrived)
-        for num_bytes, copy_bytes, _ in node.weight_grads:
-            memory.take(_GRADIENTS, (ONCE, self._waiting(num_bytes, copy_bytes)))
-            if copy_bytes and not self.accumulation.repeated:
-                memory.take(_TEMPORARY, (ONCE, copy_bytes))
-        for size in node.backward_scratch:
-            memory.take(_TEMPORARY, size)
-        memory.note()
-        for size in node.backward_scratch:
-            memory.free(_TEMPORARY, size)
-        if node.weight_grads:
-            self._settle(node)
-        self._release_saved(node)
-        for gradient in arrived:
-            self._drop(gradient)
-        for num_bytes, copy_bytes, name in node.weight_grads:
-            if self.accumulation.shares(name):
-                self._add_shared((ONCE, self._waiting(num_bytes, copy_bytes)), name)
-        for one, gradient in made:
-            earlier = self.pending.get(id(one))
-            if earlier is None:
-                self.pending[id(one)] = gradient
-            else:
-                self._accumulate(one, earlier, gradient)
-
-    def _input_gradients(self, node: Node, arrived: list[_Gradient]) -> list[tuple[Tensor, _Gradient]]:
         made: list[tuple[Tensor, _Gradient]] = []
         for one in node.inputs:
             if not one.requires_grad:
@@ -227,8 +218,22 @@ class _Backward:
             else:
                 component = _LOGITS if one.storage >= self.first_logits else _TEMPORARY
                 gradient = _Gradient(one.size, component, view=node.view_gradient)
-                self.memory.take(component, one.size)
+                memory.take(component, one.size)
             made.append((one, gradient))
+        for num_bytes, copy_bytes, _ in node.weight_grads:
+            memory.take(_GRADIENTS, (ONCE, self._waiting(num_bytes, copy_bytes)))
+            if copy_bytes and not self.accumulation.repeated:
+                memory.take(_TEMPORARY, (ONCE, copy_bytes))
+        if node.handed >= 0:
+            memory.free(self.components[node.handed], self.sizes[node.handed])
+            self.saved[node.handed] = 0  # not to be freed once more
+        for size in node.backward_scratch:
+            memory.take(_TEMPORARY, size)
+        memory.note()
+        for size in node.backward_scratch:
+            memory.free(_TEMPORARY, size)
+        if node.weight_grads:
+            self._settle(node)
         return made
 
     def _waiting(self, num_bytes: int, copy_bytes: int) -> int:
@@ -245,22 +250,20 @@ class _Backward:
             if self.accumulation.persist and not self.accumulation.shares(name) and name not in self.accumulation.pending:
                 self.memory.free(_GRADIENTS, (ONCE, num_bytes))
 
-    def _add_shared(self, size: Size, name: str) -> None:
+    def _add_shared(self, node: Node) -> None:
         """The sum of a shared parameter's first two gradients is a new tensor (the waiting one is a view); one of three stays.
 
         A third is added to the sum in place.
         """
-        if name in self.accumulation.completes or self.accumulation.repeated == "second":
-            self.memory.take(_TEMPORARY, size)
-            self.memory.note()
-            self.memory.free(_TEMPORARY, size)
-        self.memory.free(_GRADIENTS, size)
-
-    def _release_saved(self, node: Node) -> None:
-        for storage in node.saved:
-            self.saved[storage] -= 1
-            if self.saved[storage] == 0 and storage != self.stays:
-                self.memory.free(self.components[storage], self.sizes[storage])
+        for num_bytes, copy_bytes, name in node.weight_grads:
+            if not self.accumulation.shares(name):
+                continue
+            size = (ONCE, self._waiting(num_bytes, copy_bytes))
+            if name in self.accumulation.completes or self.accumulation.repeated == "second":
+                self.memory.take(_TEMPORARY, size)
+                self.memory.note()
+                self.memory.free(_TEMPORARY, size)
+            self.memory.free(_GRADIENTS, size)
 
     def _drop(self, gradient: _Gradient) -> None:
         gradient.holders -= 1

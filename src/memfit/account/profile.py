@@ -80,8 +80,9 @@ def components(form: Form, counts: tuple[int, ...]) -> dict[str, int]:
     """Bytes of every component of a form."""
     found: dict[str, int] = {}
     for slot, value in form.items():
-        name = component_of(slot)
-        found[name] = found.get(name, 0) + value * counts[slot % STRIDE]
+        if value:
+            name = component_of(slot)
+            found[name] = found.get(name, 0) + value * counts[slot % STRIDE]
     return found
 
 

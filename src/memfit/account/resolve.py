@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from memfit.account import overheads
 from memfit.errors import UsageError, did_you_mean
-from memfit.job import Assumption, FineTuning, Inference, Job, Training, Workload
+from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.context import ALL_LINEAR, target_of
 from memfit.model import Model
 from memfit.options import options_of
 from memfit.precision import training_policy
 from memfit.runtimes import DEFAULT_RUNTIME, Runtime, find_runtime
-from memfit.units import format_gib
+from memfit.units import format_count, format_gib
 
 TYPICAL_SEQUENCE = 4096
 TYPICAL_CONTEXT = 8192
@@ -83,6 +83,7 @@ def resolve(job: Job) -> Resolved:
     if isinstance(resolved, Training):
         training_policy(str(resolved.precision), resolved.weight_dtype)
     filled = job.replace(workload=resolved)
+    _warn_of_size(job, choices)
     _assume_overheads(filled, choices)
     _warn_of_devices(job, choices)
     return Resolved(filled, tuple(choices.assumptions), tuple(choices.warnings))
@@ -109,20 +110,24 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
     precision = workload.precision
     if precision is None:
         half = "fp16" if _lacks_bf16(job) else "bf16"
-        adapters = isinstance(workload, FineTuning) and workload.method != "full"
+        adapters = isinstance(workload, FineTuning) and workload.method != "full" and workload.weight_dtype != "fp32"
+        half = (workload.weight_dtype or half) if adapters else half
         precision = f"{half}-true" if adapters else f"{half}-mixed"
         why = (
             "frozen weights in 16 bit, as PEFT loads them"
             if adapters
-            else "autocast over fp32 weights, the usual mixed precision"
+            else f"autocast over {workload.weight_dtype or 'fp32'} weights, the usual mixed precision"
         )
-        choices.assume("precision", precision, why + (" (this device has no bf16)" if half == "fp16" else ""))
+        choices.assume("precision", precision, why + (" (this device has no bf16)" if _lacks_bf16(job) else ""))
     policy = training_policy(precision, workload.weight_dtype)
     if workload.weight_dtype is None:
         if policy.autocast:
             choices.assume("weight_dtype", policy.weight, "autocast over fp32 weights keeps the optimizer exact")
         else:
             choices.changes["weight_dtype"] = policy.weight
+    if isinstance(workload, FineTuning) and workload.method == "qlora" and not workload.kbit_prep:
+        why = "norms, embedding and head keep 16 bit; PEFT's prepare_model_for_kbit_training makes them fp32 and costs more"
+        choices.assumptions.append(Assumption(name="kbit_prep", value=False, why=why, flag="--kbit-prep"))
     if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
         raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
     if isinstance(workload, FineTuning) and workload.method != "full":
@@ -217,8 +222,9 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
         _resolve_lengths(model, workload, choices)
     dtype = workload.weight_dtype
     if dtype is None:
-        dtype = model.dtype if model.dtype in ("bf16", "fp16", "fp32") else "bf16"
-        why = "the checkpoint's format" if model.dtype else "the usual format of checkpoints"
+        dtype = model.dtype if model.dtype in DTYPES else model.facts.get("published_dtype", "bf16")
+        usual = f"the usual format of {model.family} checkpoints: the model names none"
+        why = "the checkpoint's format" if model.dtype == dtype else usual
         if dtype == "bf16" and _lacks_bf16(job):
             dtype, why = "fp16", "this device has no bf16"
         choices.assume("weight_dtype", dtype, why)
@@ -231,6 +237,29 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
             stated or "none",
             "the checkpoint's quantization_config" if stated else "no quantization_config in the config",
         )
+    if workload.concurrency > 1:
+        why = "prompts of equal length: padding adds a mask for every sequence and takes another attention kernel"
+        choices.assumptions.append(Assumption(name="padding", value="none", why=why))
+    _warn_of_quantization(job, workload, choices)
+
+
+_COUNTED_AS = {"int4": "in groups of 128", "nf4": "in blocks of 64", "nf4-dq": "in blocks of 64"}
+
+
+def _warn_of_quantization(job: Job, workload: Inference, choices: _Choices) -> None:
+    """What the checkpoint's quantization_config says beside the format, and what is counted in its place."""
+    facts = job.model.facts
+    stated, details = facts.get("quantization"), facts.get("quantization_details", ())
+    if details and workload.quantization in (None, stated):
+        how = _COUNTED_AS.get(str(stated), "with one scale per output row")
+        text = (
+            f"every linear layer but the head is counted as {stated} {how}; quantization_config also says: {', '.join(details)}"
+        )
+        choices.warnings.append(("quantization-details", text))
+    cache = facts.get("quantization_cache", ())
+    if cache and workload.kv_dtype is None:
+        text = f"the cache is counted in the weights' format; quantization_config says {', '.join(cache)}: set --kv-dtype"
+        choices.warnings.append(("quantized-cache", text))
 
 
 def _why_not(model: Model) -> str:
@@ -293,6 +322,20 @@ def _assume_overheads(job: Job, choices: _Choices) -> None:
         )
 
 
+def _warn_of_size(job: Job, choices: _Choices) -> None:
+    """A stated number of parameters that the stated dimensions do not make."""
+    model = job.model
+    if model.stated_parameters is None:
+        return
+    from memfit.families.sizes import COUNT_TOLERANCE
+
+    off = model.num_parameters / model.stated_parameters - 1
+    if abs(off) > COUNT_TOLERANCE:
+        made, stated = format_count(model.num_parameters), format_count(model.stated_parameters)
+        text = f"the dimensions make {made} parameters, not the {stated} stated ({off:+.0%}): the dimensions are counted"
+        choices.warnings.append(("size-mismatch", text))
+
+
 def _warn_of_devices(job: Job, choices: _Choices) -> None:
     cluster = job.cluster
     if cluster is None:
@@ -304,7 +347,26 @@ def _warn_of_devices(job: Job, choices: _Choices) -> None:
                 f"each of the {cluster.count} devices is counted with a whole replica; sharding over them is not counted",
             )
         )
+    _warn_of_formats(job, choices)
     if cluster.device.kind in ("tpu", "unified", "npu"):
         choices.warnings.append(
             ("other-runtime", f"kernels are counted as PyTorch on CUDA runs them; on {cluster.device.vendor} they differ")
         )
+
+
+def _warn_of_formats(job: Job, choices: _Choices) -> None:
+    """Formats that the device's units do not compute in. The bytes stay as counted; that it runs is not said."""
+    workload, cluster = job.workload, job.cluster
+    assert cluster is not None
+    native = cluster.device.native_dtypes
+    if not native:
+        return
+    fields = ("precision", "weight_dtype", "quantization", "kv_dtype")
+    used = [str(getattr(workload, name, None)).removesuffix("-true").removesuffix("-mixed") for name in fields]
+    if "bf16" in used and "bf16" not in native:
+        instead = "--weight-dtype fp16" if isinstance(workload, Inference) else "--precision fp16-mixed"
+        text = f"{cluster.device.title} has no bf16: torch emulates it slowly and some kernels refuse it; use {instead}"
+        choices.warnings.append(("no-bf16", text))
+    if "fp8" in used and "fp8" not in native:
+        text = f"{cluster.device.title} has no fp8 units: an engine may store it as counted, but computes in 16 bits"
+        choices.warnings.append(("no-fp8", text))

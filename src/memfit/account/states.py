@@ -6,7 +6,7 @@ because small tensors, embeddings and quantised matrices follow other rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from memfit.errors import UsageError
@@ -41,6 +41,7 @@ class Trained(NamedTuple):
     dtype: str
     repeat: int
     role: str
+    shape: tuple[int, ...] = ()
 
 
 class Optimizer(NamedTuple):
@@ -58,6 +59,10 @@ class Optimizer(NamedTuple):
     paged: bool = False
     foreach_tensors: int = 0
     loop: bool = False
+    rule: str = "dense"
+    """What a state is as large as: dense (the parameter), factored, muon."""
+    largest_scratch: tuple[int, int] = (0, 0)
+    """Bytes per element of the largest tensor that a step needs, for 16-bit and for 32-bit parameters."""
     source: str = ""
 
 
@@ -77,6 +82,24 @@ OPTIMIZERS = {
         Optimizer("paged-adamw-8bit", 2, 1, blockwise=True, paged=True, source="bitsandbytes: states in managed memory"),
         Optimizer("sgd", 0, source="torch/optim/sgd.py: updates in place"),
         Optimizer("sgd-momentum", 1, source="torch/optim/sgd.py: one momentum buffer in the parameter's format"),
+        Optimizer(
+            "adafactor",
+            1,
+            4,
+            rule="factored",
+            largest_scratch=(16, 8),
+            source="transformers optimization.py Adafactor: fp32 row and column sums; fp32 gradient, parameter and update",
+        ),
+        Optimizer("lion", 1, largest_scratch=(4, 8), source="lion-pytorch: one momentum; the update is a clone and a sum"),
+        Optimizer(
+            "muon",
+            1,
+            rule="muon",
+            largest_scratch=(10, 12),
+            source="torch/optim/_muon.py for matrices of layers, AdamW for the rest; Newton-Schulz in bf16, one matrix at a time",
+        ),
+        Optimizer("adagrad", 1, foreach_tensors=2, source="torch/optim/adagrad.py: sum of squares; foreach: root and quotient"),
+        Optimizer("rmsprop", 1, foreach_tensors=1, source="torch/optim/rmsprop.py: mean of squares; foreach: its root"),
     )
 }
 """Optimizers by name; `adamw` is torch's default, which is foreach on CUDA."""
@@ -148,8 +171,8 @@ def adapters(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
         if adapter is not None:
             rows, columns = parameter.shape
             found += [
-                Trained(adapter.rank * columns, adapter.dtype, repeat, "adapter"),
-                Trained(rows * adapter.rank, adapter.dtype, repeat, "adapter"),
+                Trained(adapter.rank * columns, adapter.dtype, repeat, "adapter", (adapter.rank, columns)),
+                Trained(rows * adapter.rank, adapter.dtype, repeat, "adapter", (rows, adapter.rank)),
             ]
     return found
 
@@ -159,7 +182,7 @@ def trained_tensors(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Tr
     if policy.adapter is not None:
         return adapters(tensors, policy)
     dtype = policy.precision.weight
-    return [Trained(one.num_elements, dtype, repeat, one.role) for one, repeat in tensors if one.role != "unused"]
+    return [Trained(one.num_elements, dtype, repeat, one.role, one.shape) for one, repeat in tensors if one.role != "unused"]
 
 
 def gradient_bytes(trained: Iterable[Trained]) -> int:
@@ -175,6 +198,9 @@ def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
     total = 0
     for one in trained:
         element = DTYPE_BYTES[one.dtype] if optimizer.state_bytes is None else optimizer.state_bytes
+        if optimizer.rule != "dense":
+            total += one.repeat * element * _RULES[optimizer.rule](one)
+            continue
         if optimizer.blockwise:
             if one.elements < BLOCKWISE_MINIMUM or (optimizer.full_embeddings and one.role == "embedding"):
                 per_state = 4 * one.elements
@@ -186,13 +212,32 @@ def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
     return total
 
 
+def _factored(one: Trained) -> int:
+    """Adafactor: rows + columns of the last two dimensions, for each of the leading ones; a vector has a state of its size."""
+    if len(one.shape) < 2:
+        return one.elements
+    rows, columns = one.shape[-2:]
+    return one.elements // (rows * columns) * (rows + columns)
+
+
+def _muon(one: Trained) -> int:
+    """Muon keeps one momentum for a layer's matrix; AdamW keeps two states for everything else."""
+    return one.elements if one.role in ("linear", "adapter") and len(one.shape) == 2 else 2 * one.elements
+
+
+_RULES: dict[str, Callable[[Trained], int]] = {"factored": _factored, "muon": _muon}
+"""Elements of all states of a tensor, where they are not as large as it."""
+
+
 def step_scratch(optimizer: Optimizer, trained: list[Trained]) -> int:
     """Temporaries of a step: as many lists of all parameters, or copies of the largest tensor, as the implementation makes."""
     if optimizer.foreach_tensors:
         return optimizer.foreach_tensors * gradient_bytes(trained)
     if optimizer.paged:
         return max((state_bytes(optimizer, [one._replace(repeat=1)]) for one in trained), default=0)
-    return _loop_scratch(trained) if optimizer.loop else 0
+    if optimizer.loop:
+        return _loop_scratch(trained)
+    return max((one.elements * optimizer.largest_scratch[DTYPE_BYTES[one.dtype] // 4] for one in trained), default=0)
 
 
 def _loop_scratch(trained: list[Trained]) -> int:

@@ -39,23 +39,44 @@ def validate(request: Request) -> Document:
         "notes": list(found.notes),
         **json_value(dict(getattr(found, "more", {}))),
     }
-    tables = [_listing("Error by group", groups), _listing("The worst rows", worst, tuple(found.notes))]
+    notes = tuple(found.notes)
+    tables = [_listing("Error by group", groups), _listing("The worst rows", worst, notes)]
+    narrow = [tables[0], _listing("The worst rows", [_without_why(row) for row in worst], (*_reasons(worst), "", *notes))]
     return Document(
-        table=lambda look, explain: _text(tables, look),
+        table=lambda look, explain: _text(narrow, look),
         data=lambda: data,
         csv=lambda: listing.listing_csv(tables[0]),
         markdown=lambda: "\n".join(listing.listing_markdown(one) for one in tables),
     )
 
 
+def _without_why(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "why"}
+
+
+def _reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each reason with the rows that it holds for: sentences, which a column of a terminal is too narrow for."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("why"):
+            found.setdefault(str(row["why"]), []).append(str(row.get("row", "")))
+    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
+
+
 def _text(tables: Sequence[Listing], look: Look) -> str:
     return "\n".join(listing.listing_text(one, look) for one in tables)
+
+
+_HEADINGS = {"median_percent": "median %", "p90_percent": "p90 %", "worst_percent": "worst %", "bias_percent": "bias %",
+             "error_percent": "error %", "in_interval": "in 90 %", "predicted_bytes": "memfit"}  # fmt: skip
+"""Short headings, so that the table is as wide as its figures."""
 
 
 def _listing(title: str, rows: Sequence[Mapping[str, Any]], notes: tuple[str, ...] = ()) -> Listing:
     keys = list(rows[0]) if rows else []
     fields = tuple(
-        Field(key, key.removesuffix("_bytes").replace("_", " "), _kind(key, rows), wrap=_is_text(key, rows)) for key in keys
+        Field(key, _HEADINGS.get(key, key.removesuffix("_bytes").replace("_", " ")), _kind(key, rows), wrap=key == "why")
+        for key in keys
     )
     return Listing(title=title, fields=fields, rows=rows, data=None, notes=notes)
 

@@ -47,6 +47,8 @@ def _complain(message: str) -> None:
     """One line on standard error, without control characters."""
     line = " ".join(message.split())
     line = "".join(char if char.isprintable() else "?" for char in line)
+    if sys.stderr is None:  # closed; print would take standard output instead, which is for results
+        return
     with suppress(OSError):
         print(f"memfit: {line[:1000]}", file=sys.stderr)
 

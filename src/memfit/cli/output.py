@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from memfit.cli.presentation import SUFFIXES, Presentation
 from memfit.errors import InputError, UsageError
 from memfit.report.look import Look, look_of
+from memfit.report.text import plain
 
 
 class Document(NamedTuple):
@@ -52,7 +53,7 @@ def check_target(presentation: Presentation) -> None:
 
     Raises:
         UsageError: see `chosen_format`.
-        InputError: the folder of the file does not exist, or the file is a folder.
+        InputError: the folder of the file does not exist, or the file is a folder, a device or a pipe.
     """
     chosen_format(presentation)
     path = presentation.output
@@ -65,6 +66,32 @@ def check_target(presentation: Presentation) -> None:
         raise InputError(f"--output: the folder {folder[:200]!r} does not exist: create it first")
     if os.path.isdir(path):
         raise InputError(f"--output: {path[:200]!r} is a folder: name a file in it")
+    if not _is_file_or_new(path):
+        raise InputError(f"--output: {path[:200]!r} is no regular file: use the shell's redirection ('>', '>>', '|') for it")
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise InputError(f"--output: {path[:200]!r} is read-only: name another file")
+
+
+_MOST_LINKS = 40
+"""Links that Linux itself follows before it gives up."""
+
+
+def _is_file_or_new(path: str) -> bool:
+    """Whether the path names a regular file or nothing yet, and no link on the way leads through /dev or /proc.
+
+    There a name stands for something that is open already: /dev/stdout may be a log to which `>>` appends, and to replace it by
+    its name would lose what it holds.
+    """
+    current = path
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(os.path.abspath(current))
+        current = os.path.join(os.path.realpath(folder), name)
+        if current.startswith(("/dev/", "/proc/")) and not current.startswith("/dev/shm/"):
+            return False
+        if not os.path.islink(current):
+            return not os.path.lexists(current) or stat.S_ISREG(os.lstat(current).st_mode)
+        current = os.path.join(os.path.dirname(current), os.readlink(current))
+    return False
 
 
 def emit(document: Document, presentation: Presentation) -> None:
@@ -76,7 +103,9 @@ def emit(document: Document, presentation: Presentation) -> None:
         write_stdout(text)
     else:
         write_file(path, text)
-        print(f"memfit: wrote {path}", file=sys.stderr)
+        if sys.stderr is not None:
+            with suppress(OSError):
+                print(f"memfit: wrote {plain(path)}", file=sys.stderr)
 
 
 def _render(document: Document, chosen: str, presentation: Presentation, *, to_file: bool) -> str:
@@ -96,9 +125,11 @@ def write_stdout(text: str) -> None:
     """Write a result. Characters that the terminal's encoding does not have become question marks instead of an error.
 
     Raises:
-        InputError: the system refuses (a full disk).
+        InputError: the system refuses (a full disk), or standard output is closed.
         BrokenPipeError: the reader is gone.
     """
+    if sys.stdout is None:  # Python's sign that it was closed before the start
+        raise InputError("standard output is closed: open it, or name a file with --output")
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -132,10 +163,6 @@ def write_file(path: str, text: str) -> None:
     raw = text.encode("utf-8", "replace")
     try:
         mode = os.stat(target).st_mode if os.path.exists(target) else None
-        if mode is not None and not stat.S_ISREG(mode):
-            with open(target, "wb") as stream:
-                stream.write(raw)
-            return
         _replace(target, raw, stat.S_IMODE(mode) if mode is not None else None)
     except OSError as error:
         raise InputError(f"--output: cannot write {path[:200]!r}: {error.strerror or error}") from None

@@ -129,13 +129,13 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         )
     view = ConfigView(config, name, image=image)
     assumptions: list[Assumption] = []
-    architecture = head or _stated_class(config)
+    architecture = head or _stated_class(config, name)
     if architecture is None:
         architecture = _DEFAULT_CLASS[model_type]
         assumptions.append(Assumption(name="head", value=architecture, why="the config names no architectures", flag="--head"))
     described = import_module(f"memfit.families.{family}").build(view, architecture)
     assumptions += view.assumptions
-    dtype, quantization = view.dtype(), view.quantization()
+    dtype, facts = view.dtype(), _quantization_facts(view)
     view.finish()
     return Model(
         name=name,
@@ -169,15 +169,27 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         shared=described.shared,
         buffer_bytes=4 * (described.rotary_dim or 0) * described.rotary_tables + described.buffer_bytes,
         assumptions=tuple(assumptions),
-        facts={**described.facts, **({"quantization": quantization} if quantization else {})},
+        facts={**described.facts, **facts, "published_dtype": described.published_dtype},
     )
 
 
-def _stated_class(config: Mapping[str, Any]) -> str | None:
+def _quantization_facts(view: ConfigView) -> dict[str, Any]:
+    """What the config says of a quantised checkpoint: its format, and what is not followed, to be warned of."""
+    found = {
+        "quantization": view.quantization(),
+        "quantization_details": view.quantization_details(),
+        "quantization_cache": view.quantization_cache(),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _stated_class(config: Mapping[str, Any], name: str) -> str | None:
     stated = config.get("architectures")
-    if isinstance(stated, list) and stated and isinstance(stated[0], str):
-        return stated[0][:120]
-    return None
+    if not stated:
+        return None
+    if not (isinstance(stated, list) and isinstance(stated[0], str)):
+        raise InputError(f'{name}: architectures must be a list of class names, as in ["LlamaForCausalLM"]')
+    return stated[0][:120]
 
 
 def from_counts(params: int, activation_elements: int) -> Model:

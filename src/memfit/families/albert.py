@@ -88,6 +88,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     x = b.linear("albert.encoder.embedding_hidden_mapping_in", x, hidden, bias=True)
     head, loss = _head(config, architecture, hidden, width, vocab, activation)
     return Description(
+        published_dtype="fp32",
         segments=(
             Segment((b.done(x),), role="embedding"),
             *_groups(config, _layer(hidden, heads, ffn, activation, dropout, attention_dropout), num_layers),

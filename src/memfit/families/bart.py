@@ -130,6 +130,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         config.has(key)
     head, loss = parts.head(architecture)
     return Description(
+        published_dtype="fp32",
         segments=(
             parts.embedding("encoder"),
             Segment((parts.layer("encoder"),), layers[0], provides="encoder"),

@@ -109,6 +109,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         max_positions=positions,
         hard_position_limit=True,
         checkpointed_masks=(PAIR,),
+        published_dtype="fp32",
         buffer_bytes=2 * 8 * positions,  # position_ids and token_type_ids, int64
         loss=loss,
     )

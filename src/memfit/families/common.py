@@ -11,6 +11,12 @@ from memfit.model import ACTIVATION_FUNCTIONS, TOKEN, Block, BlockBuilder, Segme
 
 EMBEDDING = "model.embed_tokens"
 
+MOST_RUNS = 64
+"""Runs of equal layers that are measured one by one. Published models alternate kinds with a short period, or have a few runs."""
+
+LONGEST_PERIOD = 16
+"""Layers after which an alternating pattern is looked for to repeat; published ones repeat after 2 to 8."""
+
 
 def activation_name(config: ConfigView, key: str, default: str) -> str:
     """The activation function that the config names, if its memory is known."""
@@ -97,11 +103,26 @@ def language_head(
     )
 
 
-def layer_segments(kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:
+def layer_segments(config: ConfigView, kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:
+    """The layers of `layer_types`: see `repeated_segments`.
+
+    Raises:
+        InputError: the kinds follow no pattern and change too often to be measured one after the other.
+    """
+    segments = repeated_segments(kinds, make)
+    if len(segments) > MOST_RUNS:
+        raise InputError(
+            f"{config.name}: the {len(kinds)} layers change their kind {len(segments) - 1} times without a pattern that repeats; "
+            f"at most {MOST_RUNS} runs of equal layers are read: check layer_types"
+        )
+    return segments
+
+
+def repeated_segments(kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:
     """Layers in order, repeats multiplied: an alternating pattern becomes one segment of its period, its rest another."""
     blocks = {kind: make(kind) for kind in dict.fromkeys(kinds)}
     total = len(kinds)
-    for period in range(1, min(16, total) + 1):
+    for period in range(1, min(LONGEST_PERIOD, total) + 1):
         repeats, rest = divmod(total, period)
         if (repeats > 1 or not rest) and all(kind == kinds[index % period] for index, kind in enumerate(kinds)):
             repeated = Segment(tuple(blocks[kind] for kind in kinds[:period]), repeats)

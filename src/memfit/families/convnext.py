@@ -85,6 +85,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         segments += stage_segments(rates[stage], make)
     last, loss = _head(config, head, before, grid)
     return Description(
+        published_dtype="fp32",
         segments=(*segments, last),
         kind="encoder",
         num_layers=num_layers,

@@ -37,4 +37,6 @@ class Description(Record):
     buffer_elements: int = 0
     checkpointed_masks: tuple[int, ...] = ()
     loss: str | None = "causal-lm"
+    published_dtype: str = "bf16"
+    """Format of the family's checkpoints whose config names none: those older than the key are fp32."""
     attention_kernels: tuple[str, ...] = ("flash", "sdpa", "eager")

@@ -62,6 +62,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     x = patches.embed(b, hidden, config.probability("hidden_dropout_prob", 0.0), mask_token)
     last, loss = _head(config, head, hidden)
     return Description(
+        published_dtype="fp32",
         segments=(
             Segment((b.done(x),), role="embedding"),
             Segment((_layer(config, hidden, heads),), num_layers),

@@ -84,6 +84,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     num_layers = config.size("n_layers", 6, maximum=1024)
     head, loss = _head(config, architecture, dim, vocab, activation, dropout)
     return Description(
+        published_dtype="fp32",
         segments=(_embedding(vocab, positions, dim, dropout), Segment((layer,), num_layers), head),
         kind="encoder",
         num_layers=num_layers,

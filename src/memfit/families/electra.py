@@ -78,6 +78,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     num_layers = config.size("num_hidden_layers", 12, maximum=1024)
     head, loss = _head(config, architecture, hidden, width, vocab, activation, dropout)
     return Description(
+        published_dtype="fp32",
         segments=(Segment((b.done(x),), role="embedding"), Segment((layer,), num_layers), head),
         kind="encoder",
         num_layers=num_layers,

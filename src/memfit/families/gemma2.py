@@ -75,7 +75,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         softcap=logit_cap,
     )
     return Description(
-        segments=(token_embedding(EMBEDDING, vocab, hidden, scaled=True), *layer_segments(types, layer), head),
+        segments=(token_embedding(EMBEDDING, vocab, hidden, scaled=True), *layer_segments(config, types, layer), head),
         num_layers=num_layers,
         hidden_size=hidden,
         num_heads=heads,

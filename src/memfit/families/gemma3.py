@@ -87,7 +87,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         softcap=config.cap("final_logit_softcapping", False),
     )
     return Description(
-        segments=(token_embedding(EMBEDDING, vocab, hidden, scaled=True), *layer_segments(types, layer), head),
+        segments=(token_embedding(EMBEDDING, vocab, hidden, scaled=True), *layer_segments(config, types, layer), head),
         num_layers=num_layers,
         hidden_size=hidden,
         num_heads=heads,

@@ -78,5 +78,6 @@ def build(config: ConfigView, architecture: str) -> Description:
         vocab_size=vocab,
         max_positions=positions,
         hard_position_limit=True,
+        published_dtype="fp32",
         loss=loss,
     )

@@ -58,6 +58,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         bias=True,
     )
     return Description(
+        published_dtype="fp32",
         segments=(embedding, Segment((layer,), num_layers), head),
         num_layers=num_layers,
         hidden_size=hidden,

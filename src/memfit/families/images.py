@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
-from memfit.families.common import layer_segments
+from memfit.families.common import repeated_segments
 from memfit.families.view import ConfigView
 from memfit.job import Assumption
 from memfit.model import Block, BlockBuilder, Segment, Value
@@ -82,7 +82,7 @@ def stage_segments(rates: Sequence[float], make: Callable[[int, bool], Block], k
     """
     names = [f"{place % kinds},{int(rate > 0)}" for place, rate in enumerate(rates)]
     found = {name: (int(name.split(",")[0]), name.endswith(",1")) for name in names}
-    return layer_segments(names, lambda name: make(*found[name]))
+    return repeated_segments(names, lambda name: make(*found[name]))
 
 
 def depth_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:

@@ -124,7 +124,7 @@ def assemble(
     return Description(
         segments=(
             token_embedding(EMBEDDING, vocab, shape.hidden),
-            *(layers or layer_segments(kinds, lambda kind: decoder_layer(shape, by_kind[kind]))),
+            *(layers or layer_segments(config, kinds, lambda kind: decoder_layer(shape, by_kind[kind]))),
             head,
         ),
         num_layers=len(windows),

@@ -42,6 +42,6 @@ def build(config: ConfigView, architecture: str) -> Description:
     window = config.optional_size("sliding_window")
     windows = [window] * config.layers("num_hidden_layers")
     layers = layer_segments(
-        ["sparse"] * len(windows), lambda _: llama.decoder_layer(shape, window, lambda b, x: sparse_mlp(b, x, experts))
+        config, ["sparse"] * len(windows), lambda _: llama.decoder_layer(shape, window, lambda b, x: sparse_mlp(b, x, experts))
     )
     return with_active(llama.assemble(config, architecture, shape, windows, layers))

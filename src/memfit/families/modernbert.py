@@ -117,7 +117,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     ]
     head, loss = parts.head(architecture)
     first = Segment((parts.layer("first " + kinds[0]),))
-    others = layer_segments(kinds[1:], parts.layer) if num_layers > 1 else ()
+    others = layer_segments(config, kinds[1:], parts.layer) if num_layers > 1 else ()
     return Description(
         segments=(parts.embedding(), first, *others, head),
         kind="encoder",

@@ -48,5 +48,5 @@ def build(config: ConfigView, architecture: str) -> Description:
         mlp = (lambda b, x: sparse_mlp(b, x, experts)) if kind == "sparse" else None
         return llama.decoder_layer(shape, window, mlp)
 
-    layers = layer_segments(["sparse" if one else "dense" for one in sparse], layer)
+    layers = layer_segments(config, ["sparse" if one else "dense" for one in sparse], layer)
     return with_active(llama.assemble(config, architecture, shape, [window] * num_layers, layers))

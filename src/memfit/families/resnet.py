@@ -111,6 +111,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         before = width
     last, loss = _head(config, head, before, grid, blocks.activation)
     return Description(
+        published_dtype="fp32",
         segments=(*segments, last),
         kind="encoder",
         num_layers=num_layers,

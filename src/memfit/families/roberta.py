@@ -68,6 +68,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     num_layers = config.layers("num_hidden_layers")
     head, loss = _head(config, architecture, hidden, vocab, dropout)
     return Description(
+        published_dtype="fp32",
         segments=(
             _embedding(vocab, positions, config.size("type_vocab_size", 2), hidden, dropout),
             Segment((layer,), num_layers),

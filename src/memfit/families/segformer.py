@@ -130,6 +130,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     if classified:
         x = classification(b, vision.average(b, x, last.width), config.num_labels(), x)
     return Description(
+        published_dtype="fp32",
         segments=(*segments, head_segment(b.done(x))),
         kind="encoder",
         num_layers=num_layers,

@@ -300,10 +300,10 @@ def _assumptions(form: Form, shape: Shape, given: Dimensions, count: int) -> tup
         if getattr(given, name) is None:
             why = (reason.by_size if by_size else reason.by_dimensions).format(ffn_rule=form.ffn_rule, noun=form.noun)
             found.append(Assumption(name=name, value=getattr(shape, name), why=why, flag="--" + name.replace("_", "-")))
-    why = "longest sequence of the typical model"
+    why = "longest sequence of the typical model; only a config.json changes it"
     found.append(Assumption(name="max_positions", value=shape.positions, why=why))
     tied = "one matrix" if shape.tied else "two matrices"
-    why = f"embedding and head as {tied}, typical for the size"
+    why = f"embedding and head as {tied}, typical for the size; only a config.json changes it"
     found.append(Assumption(name="tie_word_embeddings", value=shape.tied, why=why))
     if given.params is not None:
         off = count / given.params - 1

@@ -143,6 +143,7 @@ def build(config: ConfigView, architecture: str) -> Description:
             width *= 2
     last, loss = _head(config, head, width, grid)
     return Description(
+        published_dtype="fp32",
         segments=(*segments, last),
         kind="encoder",
         num_layers=num_layers,

@@ -194,6 +194,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         decoder = (parts.embedding("decoder", TARGET_TOKEN), *parts.layers("decoder", decoder_layers))
         segments = (*encoder, between, *decoder, head)
     return Description(
+        published_dtype="fp32",
         segments=segments,
         kind="encoder" if whole else "encoder-decoder",
         encoder_decoder=not whole,

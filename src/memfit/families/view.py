@@ -12,6 +12,7 @@ from memfit.precision import TORCH_DTYPES
 LARGEST_DIMENSION = 1 << 31
 """No dimension of a real model comes near this; above it a config is broken or hostile."""
 LARGEST_LAYERS = 1 << 10
+"""Deeper than any published transformer (the deepest have a few hundred layers); a longer list is broken or hostile."""
 MOST_STAGES = 1 << 6
 """More stages than any network has; each halves the image."""
 
@@ -59,7 +60,10 @@ class ConfigView:
         return self._raw(key) is not None
 
     def _refuse(self, key: str, raw: Any, wanted: str) -> InputError:
-        shown = repr(raw)
+        try:
+            shown = repr(raw)
+        except ValueError:  # an integer of more digits than Python prints
+            shown = "so large a number"
         return InputError(f"{self.name}: {key} must be {wanted}, not {shown if len(shown) <= 40 else shown[:37] + '...'}")
 
     def size(self, key: str, default: int | None = None, *, maximum: int = LARGEST_DIMENSION) -> int:
@@ -213,9 +217,18 @@ class ConfigView:
         return float(stated)
 
     def dtype(self) -> str | None:
-        """The checkpoint's format: `dtype` or `torch_dtype`."""
+        """The checkpoint's format: `dtype` or `torch_dtype`.
+
+        Raises:
+            InputError: a format that is not known.
+        """
         raw = self._raw("dtype") or self._raw("torch_dtype")
-        return TORCH_DTYPES.get(str(raw).removeprefix("torch.")) if raw is not None else None
+        if raw is None or raw == "auto":
+            return None
+        found = TORCH_DTYPES.get(raw.removeprefix("torch.")) if isinstance(raw, str) else None
+        if found is None:
+            raise self._refuse("dtype" if self._raw("dtype") else "torch_dtype", raw, f"one of {', '.join(TORCH_DTYPES)}")
+        return found
 
     def num_labels(self) -> int:
         """Labels of a classification head: the length of id2label, or num_labels, or 2."""
@@ -253,6 +266,17 @@ class ConfigView:
             )
         return found
 
+    def quantization_details(self) -> tuple[str, ...]:
+        """What `quantization_config` says of the weights beside the format, in words: it is not followed."""
+        raw = self._raw("quantization_config")
+        return _weight_details(raw, self.quantization()) if isinstance(raw, dict) else ()
+
+    def quantization_cache(self) -> tuple[str, ...]:
+        """The keys with which `quantization_config` names a format for the KV cache."""
+        raw = self._raw("quantization_config")
+        keys = ("kv_cache_scheme", "kv_cache_quant_algo")
+        return tuple(key for key in keys if raw.get(key)) if isinstance(raw, dict) else ()
+
     def finish(self) -> None:
         """Refuse if there are keys that nothing read and that are not known to be irrelevant.
 
@@ -285,3 +309,35 @@ def _compressed_tensors(raw: Mapping[str, Any]) -> str | None:
             kinds.add((str(weights.get("type")), str(weights.get("num_bits"))))
     known = {("float", "8"): "fp8", ("int", "8"): "int8", ("int", "4"): "int4"}
     return known.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+_LEFT_OUT_KEYS = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "dynamic")
+"""Keys of quantization_config that name modules which are not quantised, or otherwise."""
+_NEVER_QUANTISED = ("lm_head", "embed", "norm")
+"""Modules that are not counted as quantised anyway, by a part of their name."""
+_COUNTED_GROUP = 128
+"""Elements that share a scale in `memfit.precision.QUANTIZED`'s int4."""
+
+
+def _weight_details(raw: Mapping[str, Any], name: str | None) -> tuple[str, ...]:
+    """Modules that are left out, a quantised head, and a group size other than the one that is counted."""
+    found = []
+    for key in _LEFT_OUT_KEYS:
+        modules = raw.get(key)
+        listed = [str(one) for one in modules] if isinstance(modules, list | dict) else []
+        others = [one for one in listed if not any(part in one for part in _NEVER_QUANTISED)]
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            found.append(f"{key} {others[0][:60]}{more}")
+    if raw.get("lm_head") is True:
+        found.append("lm_head is quantised too")
+    sizes = [raw.get("group_size"), raw.get("q_group_size")]
+    groups = raw.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        sizes.append(weights.get("group_size") if isinstance(weights, dict) else None)
+    counted = (_COUNTED_GROUP,) if name == "int4" else (-1,)
+    other = [one for one in sizes if isinstance(one, int) and not isinstance(one, bool) and one not in counted]
+    if other and name in ("int4", "int8", "fp8"):
+        found.append(f"group_size {str(other[0])[:20]}")
+    return tuple(found)

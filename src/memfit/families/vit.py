@@ -103,6 +103,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     embedding = Segment((b.done(patches.embed(b, hidden, dropout)),), role="embedding")
     last, loss = _head(config, head, hidden)
     return Description(
+        published_dtype="fp32",
         segments=(embedding, Segment((_layer(config, hidden, heads, dropout),), num_layers), last),
         kind="encoder",
         num_layers=num_layers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memfit.account.estimate import Estimate
 from memfit.account.resolve import runtime_of
@@ -14,6 +15,9 @@ from memfit.fit.limits import EstimateFunction, number, with_number
 from memfit.fit.verdict import cluster_text
 from memfit.job import Inference, Job, Training
 from memfit.units import format_gib
+
+if TYPE_CHECKING:
+    from memfit.devices import Device
 
 NOTICEABLE = 0.01
 """Share of the peak below which a difference is not worth a warning."""
@@ -137,7 +141,8 @@ def next_steps(
         return _without_device(asked, devices)
     if verdict.fits == "yes":
         return _use_the_room(asked, job, limits)
-    return (*_smallest_change(asked, job, ladder), *_larger_device(asked, job, estimate, current, ladder))
+    changes = (*_smallest_change(asked, job, ladder), *_larger_device(asked, job, estimate, current, ladder))
+    return (*changes, *_expandable_segments(job, current))
 
 
 def _without_device(asked: Job, devices: Sequence[str]) -> tuple[Step, ...]:
@@ -155,6 +160,23 @@ def _use_the_room(asked: Job, job: Job, limits: dict[str, Limit]) -> tuple[Step,
     return ()
 
 
+def _expandable_segments(job: Job, current: Estimate) -> tuple[Step, ...]:
+    """Where what the allocator holds unused decides: the setting that makes it small. No lever: its effect is not counted."""
+    assert job.cluster is not None
+    held = sum(one.at_peak_bytes for one in current.worst.components if one.name == "fragmentation")
+    missing = current.peak.device_bytes - job.cluster.usable_bytes
+    given_by_hand = job.overheads.fragmentation is not None
+    if given_by_hand or held < current.peak.device_bytes * NOTICEABLE or missing >= held:
+        return ()
+    if job.cluster.device.vendor not in ("nvidia", ""):
+        return ()
+    why = (
+        f"{format_gib(held)} of the peak is what torch's allocator holds unused, usually less with expandable segments "
+        "(on Linux; not counted as a change that fits): set before the run"
+    )
+    return (Step(why=why, command="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),)
+
+
 def _smallest_change(asked: Job, job: Job, ladder: Ladder) -> tuple[Step, ...]:
     if ladder.best is None:
         return ()
@@ -163,15 +185,28 @@ def _smallest_change(asked: Job, job: Job, ladder: Ladder) -> tuple[Step, ...]:
     return (Step(why=f"the cheapest change that makes it fit: {names}", command=command),)
 
 
+_FORMATS = ("precision", "weight_dtype", "kv_dtype")
+"""Fields that are decided by what the device computes in, when they are left open."""
+
+
 def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, ladder: Ladder) -> tuple[Step, ...]:
     """The smallest device that holds the job unchanged; if no lever helps either, the smallest for the closest change."""
     assert job.cluster is not None
     steps = []
+
+    def there(device: Device) -> Job:
+        """As asked, with the formats said where the other device would get others than those that were counted."""
+        assert job.cluster is not None
+        if ("bf16" in device.native_dtypes) == ("bf16" in job.cluster.device.native_dtypes):
+            return asked
+        left_open = [name for name in _FORMATS if getattr(asked.workload, name, "") is None]
+        return asked.replace(workload=asked.workload.replace(**{name: getattr(job.workload, name) for name in left_open}))
+
     none_helps = ladder.best is None
     said = f"no change that memfit knows makes it fit on {cluster_text(job.cluster)}; " if none_helps else ""
     unchanged = smallest_devices(job, estimate, current.peak.device_bytes, most=1)
     if unchanged:
-        command = command_line(asked, on=device_word(unchanged[0].id, job.cluster.count))
+        command = command_line(there(unchanged[0]), on=device_word(unchanged[0].id, job.cluster.count))
         why = f"{said}without a change: {unchanged[0].title} is the smallest device that holds it"
         steps.append(Step(why=why, command=command))
     if none_helps and ladder.closest is not None:
@@ -179,7 +214,7 @@ def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Es
         if changed and changed != unchanged:
             names = " + ".join(lever.name for lever in ladder.closest.levers)
             on = device_word(changed[0].id, job.cluster.count)
-            command = command_line(asked, ladder.closest.job, resolved=job, on=on)
+            command = command_line(there(changed[0]), ladder.closest.job, resolved=job, on=on)
             why = f"{'' if unchanged else said}with {names}: {changed[0].title} is the smallest device that holds it"
             steps.append(Step(why=why, command=command))
     if not steps and none_helps:

@@ -198,7 +198,7 @@ def solve_limit(job: Job, name: str, estimate: EstimateFunction, current: Estima
     likely = largest(lambda candidate: usable - at(candidate).peak.device_bytes, start=max(certain, 1), maximum=bound)
     return Limit(
         max=certain, likely=likely, fixed_bytes=fixed, bytes_per_unit=per_unit, binds=at(max(certain, 1)).peak.phase,
-        remark=_remark(job, name, certain, bound),
+        remark=_remark(job, name, certain, likely, bound),
     )  # fmt: skip
 
 
@@ -221,12 +221,20 @@ def _fixed_bytes(value: int, per_unit: int, at: Callable[[int], Estimate]) -> in
     return max(0, f0 - value * first // step + value * (value + step) * second // (2 * step * step))
 
 
-def _remark(job: Job, name: str, certain: int, bound: int) -> str:
-    positions = job.model.max_positions
-    if name not in POSITION_NUMBERS or positions is None:
-        return ""
-    if certain == bound == positions:
-        return f"memory allows more; the model has {positions:,} learned positions"
-    if certain > positions:
-        return f"memory allows it, but the model's config names {positions:,} positions"
-    return ""
+def _remark(job: Job, name: str, certain: int, likely: int, bound: int) -> str:
+    remarks = []
+    workload, positions = job.workload, job.model.max_positions
+    if name == "context" and isinstance(workload, Inference):
+        if workload.prompt == workload.context:
+            # an encoder keeps no cache: its context is its prompt
+            remarks += ["with prompts as long as the context"] if job.model.caches else []
+        elif certain < (workload.prompt or 0):
+            remarks.append("with prompts cut to the context")
+    if name in POSITION_NUMBERS and positions is not None:
+        if likely == bound == hard_position_limit(job.model):
+            what = "more" if certain == bound else "more than the likely value"
+            remarks.append(f"memory allows {what}; the model has {positions:,} learned positions")
+        elif likely > positions:
+            beyond = "it" if certain > positions else "the likely value"
+            remarks.append(f"memory allows {beyond}, but the model's config names {positions:,} positions")
+    return "; ".join(remarks)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from memfit.account import Resolved
 from memfit.account.estimate import Peak
 from memfit.errors import MemfitError
+from memfit.fit.answer import Warning
 from memfit.fit.command import command_line
 from memfit.fit.limits import EstimateFunction
 from memfit.fit.verdict import job_fits
@@ -54,30 +56,46 @@ class Overview(Record):
     clusters: tuple[Cluster, ...]
     ways: tuple[Way, ...]
     headroom: float
+    warnings: tuple[Warning, ...] = ()
+    """What to know of the devices and of the model, each once."""
 
 
 def _up_to(positions: int | None, length: int) -> int:
     return length if positions is None else min(length, positions)
 
 
-def _infer(quantization: str) -> Callable[[Model], Workload]:
-    def workload(model: Model) -> Workload:
+def _has_bf16(cluster: Cluster | None) -> bool:
+    native = cluster.device.native_dtypes if cluster else ()
+    return not native or "bf16" in native
+
+
+MakeWorkload = Callable[["Model", "Cluster | None"], Workload]
+
+
+def _infer(quantization: str) -> MakeWorkload:
+    def workload(model: Model, cluster: Cluster | None) -> Workload:
         half = model.dtype if model.dtype in ("bf16", "fp16") else "bf16"
+        half = half if _has_bf16(cluster) else "fp16"
         context = None if model.pixels else _up_to(model.max_positions, CONTEXT)
         return Inference(context=context, weight_dtype=half, quantization=quantization)
 
     return workload
 
 
-def _finetune(method: str) -> Callable[[Model], Workload]:
-    def workload(model: Model) -> Workload:
+def _finetune(method: str) -> MakeWorkload:
+    def workload(model: Model, cluster: Cluster | None) -> Workload:
         length = None if model.pixels else _up_to(model.max_positions, SEQUENCE)
-        return FineTuning(method=method, seq=length, batch=1, checkpointing="full", precision="bf16-true")
+        full = method == "full"
+        # Gradient scaling, without which fp16 loses gradients, needs fp32 weights (torch.amp.GradScaler refuses fp16 ones).
+        without = "fp16-mixed" if full else "fp16-true"
+        precision = "bf16-true" if _has_bf16(cluster) else without
+        optimizer = "adamw-fused" if full else "adamw"  # the same update without the copies of the foreach form
+        return FineTuning(method=method, seq=length, batch=1, checkpointing="full", precision=precision, optimizer=optimizer)
 
     return workload
 
 
-WAYS: tuple[tuple[str, Callable[[Model], Workload]], ...] = (
+WAYS: tuple[tuple[str, MakeWorkload], ...] = (
     ("inference, 16-bit", _infer("none")),
     ("inference, 8-bit", _infer("int8")),
     ("inference, 4-bit", _infer("int4")),
@@ -94,21 +112,35 @@ def overview(
     *,
     overheads: Overheads,
     headroom: float,
-    resolve: Callable[[Job], Job],
+    resolve: Callable[[Job], Resolved],
     estimate: EstimateFunction,
 ) -> Overview:
     """Every way of using the model on every cluster. A way that the model does not have is a row with its reason."""
     rows = []
-    for name, workload in WAYS:
-        asked = Job(model=model, workload=workload(model), overheads=overheads, headroom=headroom)
-        rows.append(_row(name, asked, clusters, resolve, estimate))
-    return Overview(model=model, clusters=tuple(clusters), ways=tuple(rows), headroom=headroom)
+    found: dict[tuple[str, str], None] = {}
+
+    def resolved(job: Job) -> Job:
+        filled = resolve(job)
+        found.update(dict.fromkeys(filled.warnings))
+        return filled.job
+
+    for name, make in WAYS:
+        given = Job(model=model, workload=make(model, None), overheads=overheads, headroom=headroom)
+        asked = [given.replace(workload=make(model, cluster)) for cluster in clusters]
+        rows.append(_row(name, given, asked, clusters, resolved, estimate))
+    warnings = tuple(Warning(code=code, text=text) for code, text in found)
+    return Overview(model=model, clusters=tuple(clusters), ways=tuple(rows), headroom=headroom, warnings=warnings)
 
 
-def _row(name: str, asked: Job, clusters: Sequence[Cluster], resolve: Callable[[Job], Job], estimate: EstimateFunction) -> Way:
-    command, note = command_line(asked), _note(asked.workload)
+def _row(
+    name: str, given: Job, asked: Sequence[Job], clusters: Sequence[Cluster], resolve: Callable[[Job], Job],
+    estimate: EstimateFunction,
+) -> Way:  # fmt: skip
+    """One way. Its command is that of the devices where they agree on it, else `given`, which names no device."""
+    same = asked[0] if asked and all(one.workload == asked[0].workload for one in asked) else given
+    command, note = command_line(same), _note(same.workload)
     try:
-        jobs = [resolve(asked.replace(cluster=cluster)) for cluster in clusters]
+        jobs = [resolve(job.replace(cluster=cluster)) for job, cluster in zip(asked, clusters, strict=True)]
         peaks = [estimate(job).peak for job in jobs]
     except MemfitError as error:
         return Way(name=name, note=note, command=command, peak_bytes=None, why_not=str(error), cells=())
@@ -125,4 +157,5 @@ def _note(workload: Workload) -> str:
         length = "" if workload.context is None else f"context {workload.context:,}, "
         return f"{length}{workload.concurrency} {'sequence' if length else 'image'}"
     length = "" if workload.seq is None else f"sequence {workload.seq:,}, "
-    return f"batch {workload.batch}, {length}checkpointing {workload.checkpointing}"
+    fused = ", fused AdamW" if workload.optimizer == "adamw-fused" else ""
+    return f"batch {workload.batch}, {length}checkpointing {workload.checkpointing}{fused}"

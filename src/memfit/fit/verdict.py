@@ -80,6 +80,8 @@ def _percent(part: int, whole: int) -> int:
 
 
 def _why_tight(peak: Peak, usable: int, headroom: float) -> str:
+    if peak.device_bytes > usable:
+        return f"more than is available is expected: it fits only near the low end of the estimate ({format_gib(peak.low_bytes)})"
     if peak.safe_bytes > usable:
         return f"may need {format_gib(peak.safe_bytes)}"
     return f"less than {headroom * 100:g} % free"

@@ -104,13 +104,18 @@ def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None
 
 
 def _quantized_linear(tape: Tape, parameter: Parameter, quantized: QuantizedFormat, x: Tensor) -> Tensor:
-    """A frozen 4- or 8-bit weight: no input is kept; a 16-bit copy of the weight lives during the product, both ways."""
+    """A frozen 4- or 8-bit weight: no input is kept; a 16-bit copy of the weight lives during the product, both ways.
+
+    The input is cast to the compute format and the result back to the input's (bitsandbytes nn/modules.py, Linear4bit.forward).
+    """
+    given = x.dtype
+    x = tape.cast(x, tape.policy.compute)
     out = tape.tensor(x.axis, _columns(parameter, x), x.dtype)
     scratch: list[Size] = []
     if quantized.dequantized:
         scratch.append((ONCE, prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute]))
     tape.record((x,), (out,), scratch=scratch, backward_scratch=scratch, view_gradient=True)
-    return out
+    return tape.cast(out, given)
 
 
 def _adapted(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor, base: Tensor) -> Tensor:

@@ -214,32 +214,32 @@ def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) 
     """The head and the loss in one function (Liger): gradients of x and W are made in forward, chunk by chunk.
 
     A chunk has next_power_of_2(T / ceil(V / h)) tokens, so its logits take between 1 and 2 times 2 h bytes a token in 16 bit;
-    the upper bound is counted, twice (logits and the product that is added to W's gradient has W's size).
+    the upper bound is counted. Both gradients have the format of what they belong to: fp32 under autocast over fp32 weights.
     Source: linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py.
     """
     tape = context.tape
     trained = context.trained(weight)
     copy = tape.weight_cast(weight, tape.policy.weight, trained)
-    x = tape.autocast_compute(x)
     value = tape.tensor(ONCE, 1, "fp32")
     grad_x = tape.tensor(x.axis, x.width, x.dtype)
     saved = [grad_x] if x.requires_grad else []
-    size = weight.shape[0] * weight.shape[1] * DTYPE_BYTES[tape.policy.weight]
-    weight_scratch: list[Size] = []
     outputs = [value, grad_x]
+    scratch: list[Size] = [(TOKEN, 2 * x.width * DTYPE_BYTES[tape.policy.compute])]
+    grads: tuple[tuple[int, int, str], ...] = ()
     if trained:
-        grad_w = tape.tensor(
-            ONCE, weight.shape[0] * weight.shape[1], tape.policy.compute if tape.policy.autocast else tape.policy.weight
-        )
+        elements = weight.shape[0] * weight.shape[1]
+        grad_w = tape.tensor(ONCE, elements, tape.policy.weight)
         outputs.append(grad_w)
         saved.append(grad_w)
-        weight_scratch.append(grad_w.size)
-        if grad_w.dtype != "fp32":  # each chunk's product is cast before it is added
-            weight_scratch.append((ONCE, 4 * grad_w.width))
-    chunk = (TOKEN, 2 * x.width * DTYPE_BYTES[x.dtype])
-    grads = ((size, 0, weight.name),) if trained else ()
+        # each chunk's product is made in the compute format, and cast to fp32 before it is added
+        scratch.append((ONCE, elements * DTYPE_BYTES[tape.policy.compute]))
+        if tape.policy.compute != "fp32":
+            scratch.append((ONCE, elements * DTYPE_BYTES["fp32"]))
+        grads = ((grad_w.size[1], 0, weight.tied_to or weight.name),)
     inputs = (x,) if copy is None else (x, copy)
-    tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=[chunk, *weight_scratch])
+    tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=scratch)
+    if trained:
+        tape.nodes[-1].handed = outputs[-1].storage
     for one in outputs[1:]:
         one.requires_grad = False
     if copy is not None:

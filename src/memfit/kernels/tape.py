@@ -37,7 +37,7 @@ class Tensor:
 class Node:
     """One autograd function: forward allocates `outputs` and `scratch`, backward the gradients and `backward_scratch`."""
 
-    __slots__ = ("alias", "backward_scratch", "inputs", "outputs", "saved", "scratch", "view_gradient", "weight_grads")
+    __slots__ = ("alias", "backward_scratch", "handed", "inputs", "outputs", "saved", "scratch", "view_gradient", "weight_grads")
 
     def __init__(
         self,
@@ -59,6 +59,8 @@ class Node:
         """For each trained parameter: bytes of its gradient, bytes of the copy in the compute format before it, its name."""
         self.scratch = scratch
         self.backward_scratch = backward_scratch
+        self.handed = -1
+        """A saved storage that becomes the parameter's gradient: it was made in forward, and backward makes no other."""
         self.view_gradient = view_gradient
         """Its input's gradient is a view (a matrix product over folded dimensions): a second one is not added to it in place."""
 

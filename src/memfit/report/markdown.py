@@ -120,7 +120,8 @@ def _limits(answer: Answer) -> str:
 
 def _assumptions(answer: Answer) -> str:
     rows = [
-        [escape(one.name), escape(show_value(one.value)), escape(one.why), code(one.flag or "")] for one in answer.assumptions
+        [escape(one.name), escape(show_value(one.value)), escape(one.why), code(one.flag) if one.flag else "none"]
+        for one in answer.assumptions
     ]
     return details(f"Assumptions ({len(rows)})", table(["name", "value", "why", "flag"], rows, "llll")) if rows else ""
 

@@ -44,6 +44,7 @@ def overview_json(overview: Overview) -> dict[str, Any]:
             for one in overview.clusters
         ],
         "ways": [_way(way, overview.clusters) for way in overview.ways],
+        "warnings": [{"code": one.code, "text": one.text} for one in overview.warnings],
     }
 
 
@@ -85,7 +86,9 @@ def overview_markdown(overview: Overview) -> str:
         rows.append([escape(way.name), peak, *words, escape(note), code(_command(way, overview))])
     title = f"**{escape(headline(overview))}**"
     align = "lr" + "l" * (len(overview.clusters) + 2)
-    return "\n\n".join([title, table(header, rows, align), f"<sub>memfit {version()}: {NOTICE}</sub>"]) + "\n"
+    warned = "\n".join(f"> **{escape(one.code)}**: {escape(one.text)}" for one in overview.warnings)
+    parts = [title, table(header, rows, align), warned, f"<sub>memfit {version()}: {NOTICE}</sub>"]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def headline(overview: Overview) -> str:
@@ -126,11 +129,13 @@ def _parts(overview: Overview, look: Look) -> Iterator[RenderableType]:
     impossible = [way for way in overview.ways if way.why_not]
     for way in impossible:
         yield Text(f"{way.name}: {plain(way.why_not)}")
+    for warning in overview.warnings:
+        yield Text.assemble(("warning: ", "bold yellow"), plain(warning.text))
     yield Text("")
     yield heading("In full, with limits and what would change it")
     for way in overview.ways:
         if not way.why_not:
-            yield indented(bullet(_command(way, overview), look))
+            yield indented(bullet(plain(_command(way, overview)), look))
     yield Text("")
     yield Text(f"memfit {version()}: {NOTICE}", style="dim")
 

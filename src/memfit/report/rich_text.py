@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.box import Box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from memfit.report.look import Look
-from memfit.report.text import plain
+from memfit.report.text import plain, visible
 
 _RULES = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 _RULES_UNICODE = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
@@ -78,13 +79,24 @@ def bullet(text: str, look: Look, style: str = "") -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=1)
     grid.add_column(overflow="fold")
-    grid.add_row("•" if look.unicode else "-", Text(text, style=style))
+    grid.add_row("•" if look.unicode else "-", Text("\n".join(plain(line) for line in text.split("\n")), style=style))
     return grid
 
 
 def indented(body: RenderableType) -> RenderableType:
     """A part moved two columns to the right."""
     return Padding(body, (0, 0, 0, 2))
+
+
+class _Clean:
+    """A part whose text cannot steer the terminal, whatever it was made from: the last gate before it is written."""
+
+    def __init__(self, part: RenderableType) -> None:
+        self.part = part
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.part, options):
+            yield segment._replace(text=visible(segment.text, keep="\n"))
 
 
 def to_text(parts: Iterable[RenderableType], look: Look) -> str:
@@ -104,6 +116,6 @@ def to_text(parts: Iterable[RenderableType], look: Look) -> str:
         _environ={},
     )
     for part in parts:
-        console.print(part)
+        console.print(_Clean(part))
     lines = [line.rstrip() for line in stream.getvalue().split("\n")]
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -209,7 +209,7 @@ def _assumptions(answer: Answer, look: Look) -> Iterator[RenderableType]:
     if look.width >= _WIDE_ENOUGH_FOR_REASONS:
         made = table([Column("what"), Column("taken", wrap=True), Column("why", wrap=True), Column("flag")], look)
         for one in answer.assumptions:
-            made.add_row(cell(one.name), cell(show_value(one.value)), cell(one.why), cell(one.flag or ""))
+            made.add_row(cell(one.name), cell(show_value(one.value)), cell(one.why), cell(one.flag or "none"))
     else:
         made = table([Column("what"), Column("taken, and why", wrap=True)], look)
         for one in answer.assumptions:

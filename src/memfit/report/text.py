@@ -27,10 +27,14 @@ def version() -> str:
 
 def plain(text: object, limit: int = 2000) -> str:
     """Text in one line that cannot steer a terminal or a page: what is invisible becomes `?`, white space one space."""
-    line = " ".join(str(text)[:limit].split())
-    if line.isascii() and line.isprintable():
-        return line
-    return "".join("?" if unicodedata.category(char) in _INVISIBLE else char for char in line)
+    return visible(" ".join(str(text)[:limit].split()))
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with `?` for every character that is not shown but acts, except those in `keep`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("?" if char not in keep and unicodedata.category(char) in _INVISIBLE else char for char in text)
 
 
 def show_value(value: Any) -> str:
@@ -84,8 +88,8 @@ def headline(answer: Answer) -> str:
     text = f"NEEDS {show_bytes(peak.device_bytes)} on each device, at {peak.phase}"
     if answer.smallest_devices:
         devices = ", ".join(f"{count}x {plain(name)}" for name, count in answer.smallest_devices)
-        return f"{text}; smallest that hold it: {devices}"
-    return text + "; give --on DEVICE for a verdict"
+        return f"{text}; smallest GPUs that hold it: {devices}"
+    return text + "; no single GPU of the catalogue holds it"
 
 
 def question(answer: Answer) -> str:

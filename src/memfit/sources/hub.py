@@ -47,6 +47,10 @@ def read_hub_config(repo_id: str, revision: str | None = None) -> HubConfig:
         import huggingface_hub.utils
     except ImportError:
         raise InputError(f"{repo_id}: reading from the Hub needs the package huggingface_hub; install it, {BY_HAND}") from None
+    except Exception:  # it reads its environment variables when it is imported
+        raise _bad_settings(repo_id) from None
+    if _timeout(huggingface_hub) <= 0:
+        raise _bad_settings(repo_id)
     shown = printable(f"{repo_id}@{revision}" if revision else repo_id)
     with _quiet(huggingface_hub):
         path, cached = _download(huggingface_hub, repo_id, revision, shown)
@@ -57,6 +61,21 @@ def read_hub_config(repo_id: str, revision: str | None = None) -> HubConfig:
         config=read_config_file(path, f"config.json of {shown} on the Hub"),
         source=f"config.json of {shown}{commit} on the Hugging Face Hub{copy}",
     )
+
+
+_WHOLE_NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+
+
+def _bad_settings(repo_id: str) -> InputError:
+    """The error when huggingface_hub refuses its environment: with the variable that is at fault where it can be told."""
+    given = {name: os.environ[name].strip() for name in _WHOLE_NUMBERS if name in os.environ}
+    wrong = [name for name, value in given.items() if not value.isdecimal()]
+    must_be = "must be a positive whole number of seconds"
+    what = " and ".join(f"{name} is {printable(given[name], 40)!r} and {must_be}" for name in wrong)
+    if not what:
+        names = sorted(name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_")))
+        what = f"an environment variable is wrong, one of {', '.join(names[:12])}" if names else "the package is broken"
+    return InputError(f"{repo_id}: huggingface_hub cannot be used: {what}; correct it, {BY_HAND}")
 
 
 def _download(hub: Any, repo_id: str, revision: str | None, shown: str) -> tuple[str, bool]:

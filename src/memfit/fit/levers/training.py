@@ -8,6 +8,7 @@ from memfit.account.resolve import runtime_of
 from memfit.fit.levers.common import ATTENTION
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import FineTuning, Job, Training
+from memfit.options import options_of
 from memfit.units import format_count, format_gib
 
 _WITH_32_BIT_STATES = ("adamw", "adamw-foreach", "adamw-loop", "adamw-fused")
@@ -88,6 +89,12 @@ def _divisor_at_most(whole: int, value: int) -> int:
     return best
 
 
+def _accumulable(job: Job) -> bool:
+    """Whether the whole global batch may be accumulated: the field takes no more micro-batches than it states."""
+    workload = _training(job)
+    return workload.batch * workload.grad_accum <= (options_of(type(workload))["grad_accum"].maximum or 0)
+
+
 def _micro_batch(job: Job, value: int) -> Job:
     """The micro-batch cut to a divisor of itself, accumulation multiplied: the global batch stays exactly the same."""
     old = _training(job)
@@ -125,7 +132,7 @@ MICRO_BATCH = Lever(
     name="micro-batch",
     group="micro-batch",
     why_here="the same gradients; smaller kernels use the device less well",
-    applies=lambda job: _training(job).batch > 1,
+    applies=lambda job: _training(job).batch > 1 and _accumulable(job),
     edit=lambda job: _micro_batch(job, 1),
     edit_to=_micro_batch,
     value=lambda job: _training(job).batch,
