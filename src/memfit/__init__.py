@@ -14,10 +14,14 @@ from memfit._version import __version__
 
 if TYPE_CHECKING:
     from memfit.api import answer, estimate, load_model, overview
+    from memfit.errors import InputError, MemfitError, UsageError
     from memfit.fit.answer import Answer
     from memfit.job import FineTuning, Inference, Training
 
-__all__ = ["Answer", "FineTuning", "Inference", "Training", "__version__", "answer", "estimate", "load_model", "overview"]
+__all__ = [
+    "Answer", "FineTuning", "Inference", "InputError", "MemfitError", "Training", "UsageError", "__version__", "answer",
+    "estimate", "load_model", "overview",
+]  # fmt: skip
 
 _HOMES = {
     "answer": "memfit.api",
@@ -25,6 +29,9 @@ _HOMES = {
     "load_model": "memfit.api",
     "overview": "memfit.api",
     "Answer": "memfit.fit.answer",
+    "InputError": "memfit.errors",
+    "MemfitError": "memfit.errors",
+    "UsageError": "memfit.errors",
     "Training": "memfit.job",
     "FineTuning": "memfit.job",
     "Inference": "memfit.job",
