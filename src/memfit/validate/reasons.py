@@ -21,7 +21,7 @@ _KEPT_INPUTS = (
 )
 _OWN_HEAD = "an output head of its own (2 B x V h) where memfit counts a tied one"
 _NO_STATES = "below weights, gradients and two 16-bit states ({} GB): the run did not hold AdamW's states as the row says"
-_UPCAST = "prepare_model_for_kbit_training upcasts norms, embedding and head: the residual stream and the logits are fp32"
+_UPCAST = "prepare_model_for_kbit_training makes the norms, and with them the residual stream, fp32: --kbit-prep counts it"
 _MASK_OF_ONES = (
     "BART's decoder is given a mask of ones, which a real run recognises and drops; fake tensors cannot be asked, so the row "
     "holds a mask for every decoder layer (b t t)"
