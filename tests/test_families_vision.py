@@ -14,10 +14,10 @@ from memfit import api
 from memfit.account import estimate, resolve
 from memfit.account.forms import per_axis
 from memfit.account.liveness import Accumulation, BlockMemory, measure
-from memfit.errors import InputError, UnknownArchitectureError
+from memfit.errors import InputError, UnknownArchitectureError, UsageError
 from memfit.families import build_model
 from memfit.fit.limits import numbers_of
-from memfit.job import Inference, Job, Overheads, Training
+from memfit.job import FineTuning, Inference, Job, Overheads, Training
 from memfit.kernels import KernelPolicy, lower
 from memfit.model import ONCE, SEQUENCE, BlockBuilder, Model
 from memfit.model.ops import vision
@@ -271,3 +271,15 @@ def test_unknown_heads_and_keys_are_refused() -> None:
 def test_the_facade_takes_an_image_size() -> None:
     model = api.load_model(VIT, dimensions={"image": 64})
     assert model.tokens_per_image == 65
+
+
+@pytest.mark.parametrize("config", [DINOV2, SWIN])
+def test_a_feed_forward_layer_has_a_width(config: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="mlp_ratio 0 leaves nothing of a width"):
+        make({**config, "mlp_ratio": 0})
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_model_without_linear_layers_takes_no_adapters(method: str) -> None:
+    with pytest.raises(UsageError, match="resnet has no linear layer but its head"):
+        resolve(Job(model=make(RESNET), workload=FineTuning(method=method)))

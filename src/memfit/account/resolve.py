@@ -170,6 +170,10 @@ def _check_targets(job: Job, workload: FineTuning, choices: _Choices) -> None:
     }
     targets = lora_targets(workload)
     if targets == (ALL_LINEAR,):
+        if not modules:
+            raise UsageError(
+                f"--method {workload.method}: {job.model.family} has no linear layer but its head: nothing gets an adapter"
+            )
         return
     unknown = [one for one in targets if one not in modules]
     if len(unknown) == len(targets):

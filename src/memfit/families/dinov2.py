@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memfit.families.common import activation_name
 from memfit.families.description import Description
-from memfit.families.images import BACKBONE_KEYS, check_class, check_heads, classification, head_segment
+from memfit.families.images import BACKBONE_KEYS, check_class, check_heads, classification, feed_forward_width, head_segment
 from memfit.families.view import ConfigView
 from memfit.families.vit import Patches, attended, mlp
 from memfit.model import SEQUENCE, Block, BlockBuilder, Segment, Value
@@ -28,7 +28,7 @@ def _swiglu(b: BlockBuilder, x: Value, ffn: int) -> Value:
 def _layer(config: ConfigView, hidden: int, heads: int) -> Block:
     drop_path = config.probability("drop_path_rate", 0.0)
     dropout, bias = config.probability("attention_probs_dropout_prob", 0.0), config.flag("qkv_bias", True)
-    ffn = int(hidden * config.number("mlp_ratio", 4))
+    ffn = feed_forward_width(config.name, config.number("mlp_ratio", 4), hidden)
     activation, gated = activation_name(config, "hidden_act", "gelu"), config.flag("use_swiglu_ffn", False)
 
     b = BlockBuilder("encoder layer", hidden)

@@ -85,6 +85,18 @@ def stage_segments(rates: Sequence[float], make: Callable[[int, bool], Block], k
     return repeated_segments(names, lambda name: make(*found[name]))
 
 
+def feed_forward_width(name: str, ratio: float, width: int) -> int:
+    """`mlp_ratio` times the width, rounded down.
+
+    Raises:
+        InputError: nothing is left of the width.
+    """
+    found = int(width * ratio)
+    if found < 1:
+        raise InputError(f"{name}: mlp_ratio {ratio:g} leaves nothing of a width of {width}")
+    return found
+
+
 def depth_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     """Stochastic depth grows evenly from 0 at the first block to `rate` at the last."""
     total = sum(depths)

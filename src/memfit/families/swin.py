@@ -17,6 +17,7 @@ from memfit.families.images import (
     checked,
     classification,
     depth_rates,
+    feed_forward_width,
     head_segment,
     image_grid,
     stage_segments,
@@ -61,7 +62,7 @@ class _Layers:
         x = self._attended(b, x, channels, heads, grid, shifts)
         x = b.add(b.input, vision.drop_path(b, x, rate))
         normed = vision.layer_norm(b, "layernorm_after", x, channels)
-        ffn = int(self.mlp_ratio * channels)
+        ffn = feed_forward_width(self.name, self.mlp_ratio, channels)
         inner = b.activation(self.activation, vision.linear(b, "mlp.fc1", normed, (channels, ffn)))
         mixed = b.dropout(vision.linear(b, "mlp.fc2", inner, (ffn, channels)), self.dropout)
         return b.done(b.add(mixed, x))

@@ -114,8 +114,9 @@ FRAMEWORKS = (
         about=(
             "Sequences of 4,096 tokens, checkpointing, FlashAttention, an A100. The optimizer is not in the file: the Trainer's "
             "default at that time, adamw_torch (foreach). The baseline of the 4-bit rows upcasts norms, embedding and head to "
-            "fp32 first (prepare_model_for_kbit_training), and TRL casts embedding and head back: no option says both, so the rows "
-            "are asked without. With `--kbit-prep` their peaks are 0.5 and 2.0 % low, and what stays between steps 12 % high."
+            "fp32 first (prepare_model_for_kbit_training), and TRL casts embedding and head back: no option says both, so "
+            "the rows are asked without. With `--kbit-prep` their peaks are 0.5 and 2.0 % low; what stays between steps is then "
+            "12 % high."
         ),
     ),
 )
