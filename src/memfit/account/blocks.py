@@ -121,11 +121,13 @@ def _backbone_tensors(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
 
 
 @lru_cache(maxsize=256)
-def relevant(kernels: KernelPolicy, role: str) -> KernelPolicy:
+def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolicy:
     """The policy without what a part of the model does not depend on, so that jobs that differ only there share its measure."""
     if role == "layers":
         return kernels._replace(loss="eager", logits_last=False, generating=False)
     same = kernels._replace(attention="sdpa", padded=False, binding_windows=(), device_capability=None, one_sequence=False)
+    if not quantizable:
+        same = same._replace(quantized=None)
     return same if role == "head" else same._replace(loss="eager", logits_last=False, generating=False)
 
 
@@ -196,31 +198,45 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
     segment = model.segments[index]
     given = conditions
     kept = conditions.outputs_kept and segment.role == "head"
-    conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role), outputs_kept=kept)
+    quantizable = any(one.role == "linear" for block in segment.blocks for one in block.parameters)
+    conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role, quantizable), outputs_kept=kept)
     places = range(len(segment.blocks))
     kinds_of_turns = 3 if segment.shared else 2 if any(block.externals for block in segment.blocks) else 1
+    alike = kinds_of_turns == 1 and not model.reads_across_blocks
     provided: list[tuple[str, str, bool]] = []
     runs: list[Run] = []
     left = segment.repeat
     while left:
         met = []
+        memories = []
         for place in places:
             met.append(conditions)
             memory = _turn(model, index, place, conditions, 0)
+            memories.append(memory)
             provided = [(one.name, one.dtype, one.requires_grad) for one in memory.provided] + provided
             becomes = (memory.output_requires_grad, memory.output_dtype)
             if becomes != (conditions.requires_grad, conditions.dtype):
                 conditions = conditions._replace(requires_grad=becomes[0], dtype=becomes[1])
         count = left if met[0] is conditions else 1
         left -= count
-        turns = range(left, left + min(count, kinds_of_turns))
+        period = tuple(memories)
+        met_in_backward = (
+            (period,)
+            if alike
+            else tuple(
+                [
+                    tuple([_turn(model, index, place, met[place], turn) for place in places])
+                    for turn in range(left, left + min(count, kinds_of_turns))
+                ]
+            )
+        )
         runs.append(
             Run(
                 tuple([block.name for block in segment.blocks]),
-                tuple([tuple([_turn(model, index, place, met[place], turn) for place in places]) for turn in turns]),
+                met_in_backward,
                 tuple([_measured_bare(model, index, _same(model, index, place), met[place]) for place in places])
                 if checkpointed
-                else tuple([_turn(model, index, place, met[place], left) for place in places]),
+                else met_in_backward[0],
                 count,
                 checkpointed,
                 segment.role,

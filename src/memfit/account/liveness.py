@@ -18,7 +18,7 @@ from memfit.account.crossing import Accumulation, BlockMemory, Provided, Read
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, LOGITS, STRIDE, TEMPORARY, ZERO, Form
 from memfit.kernels.lowering import Lowered
 from memfit.kernels.tape import Node, Size, Tensor
-from memfit.model.description import ONCE
+from memfit.model.description import ONCE, TARGET_POSITION
 
 _ROOM = 13
 """Entries per component within a state: the axes, rounded up."""
@@ -33,9 +33,9 @@ class _Memory:
 
     __slots__ = ("grown", "noted", "now", "total")
 
-    def __init__(self, start: Form = ZERO) -> None:
+    def __init__(self, room: int, start: Form = ZERO) -> None:
         self.now = [0] * len(_SLOTS)
-        self.total = [0] * _ROOM
+        self.total = [0] * room
         for slot, num_bytes in start.items():
             self.now[_ENTRIES[slot]] += num_bytes
             self.total[slot % STRIDE] += num_bytes
@@ -77,6 +77,8 @@ class _Plan(NamedTuple):
     saved: list[int]
     """How many nodes save each storage."""
     components: list[int]
+    room: int
+    """How many axes its states have: fewer are compared sooner."""
 
 
 def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
@@ -111,13 +113,14 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
         if not saved[storage] and storage not in stays:
             ends = max(last[storage], tape.held.get(storage, 0))
             dies[min(ends, last_node)].append(storage)
-    return _Plan(born, dies, saved, components)
+    room = TARGET_POSITION if all(axis < TARGET_POSITION for axis, _ in sizes) else _ROOM
+    return _Plan(born, dies, saved, components, room)
 
 
 def _forward(lowered: Lowered, plan: _Plan) -> tuple[Form, ...]:
     """The largest states while a block runs forward."""
     sizes, components = lowered.tape.sizes, plan.components
-    memory = _Memory()
+    memory = _Memory(plan.room)
     now, total = memory.now, memory.total
     memory.take(components[lowered.input.storage], sizes[lowered.input.storage])
     memory.note()
@@ -163,7 +166,7 @@ class _Backward:
         self.nodes = lowered.tape.nodes
         first = lowered.tape.first_logits
         self.first_logits = len(self.sizes) if first is None else first
-        self.memory = _Memory(start)
+        self.memory = _Memory(plan.room, start)
         self.saved = plan.saved.copy()
         self.components = plan.components
         self.stays = stays

@@ -63,7 +63,7 @@ def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable
     b, s, k, t = numbers
     pairs, target_pairs, cross_pairs = s * k, t * t, t * s
     counts = (
-        1, s, t, b, b * s, b * t, b * k, pairs, target_pairs, cross_pairs, b * pairs, b * target_pairs, b * cross_pairs,
+        1, s, b, b * s, b * k, pairs, b * pairs, t, b * t, target_pairs, cross_pairs, b * target_pairs, b * cross_pairs,
     )  # fmt: skip
     return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
 
@@ -129,8 +129,9 @@ def loading(form: Form) -> Moment:
 def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:
     """Moments in order, without those that another of the same phase equals or exceeds on every axis, whatever the numbers."""
     phases: dict[tuple[str, bool], list[tuple[list[int], str, Form]]] = {}
+    axes = 1 + max([slot % STRIDE for _, _, form, _ in candidates for slot in form], default=0)
     for phase, where, form, short in candidates:
-        mine = [0] * STRIDE
+        mine = [0] * axes
         for slot, value in form.items():
             mine[slot % STRIDE] += value
         kept = phases.setdefault((phase, short), [])

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from memfit.job import Assumption
 
 AXES = (
-    "once", "position", "target-position", "sequence", "token", "target-token", "key-token",
-    "position-pair", "target-position-pair", "cross-position-pair", "pair", "target-pair", "cross-pair",
+    "once", "position", "sequence", "token", "key-token", "position-pair", "pair",
+    "target-position", "target-token", "target-position-pair", "cross-position-pair", "target-pair", "cross-pair",
 )  # fmt: skip
 (
-    ONCE, POSITION, TARGET_POSITION, SEQUENCE, TOKEN, TARGET_TOKEN, KEY_TOKEN,
-    POSITION_PAIR, TARGET_POSITION_PAIR, CROSS_POSITION_PAIR, PAIR, TARGET_PAIR, CROSS_PAIR,
+    ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR,
+    TARGET_POSITION, TARGET_TOKEN, TARGET_POSITION_PAIR, CROSS_POSITION_PAIR, TARGET_PAIR, CROSS_PAIR,
 ) = range(len(AXES))  # fmt: skip
-"""In an order in which a result takes the later axis of its two operands."""
+"""In an order in which a result takes the later axis of its two operands; those of encoder-decoders are last."""
 
 ACTIVATION_FUNCTIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 """Activation functions whose memory is known, by the name that configs use; each has an implementation in `memfit.kernels`."""
