@@ -53,3 +53,9 @@ def test_transformers_4_makes_none_with_a_cache_or_with_flash_attention_or_under
 def test_the_release_is_in_the_answer() -> None:
     found = memfit.answer(LLAMA, {"kind": "train"}, overheads={"runtime": "transformers@4.57"})
     assert to_json(found)["runtime"] == {"name": "hf", "version": "4.57"}
+
+
+@pytest.mark.parametrize(("kind", "word"), [("train", "backward"), ("infer", "generate")])
+def test_the_assumed_runtime_is_described_for_what_it_does(kind: str, word: str) -> None:
+    found = memfit.answer(LLAMA, {"kind": kind})
+    assert word in next(one.why for one in found.assumptions if one.name == "runtime")

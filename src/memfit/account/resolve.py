@@ -301,9 +301,9 @@ def _assume_overheads(job: Job, choices: _Choices) -> None:
     given = job.overheads
     device = job.cluster.device if job.cluster else None
     if given.runtime is None:
-        choices.assumptions.append(
-            Assumption(name="runtime", value=DEFAULT_RUNTIME.name, why=DEFAULT_RUNTIME.description, flag="--runtime")
-        )
+        trains = isinstance(job.workload, Training)
+        how = DEFAULT_RUNTIME.description if trains else DEFAULT_RUNTIME.inference
+        choices.assumptions.append(Assumption(name="runtime", value=DEFAULT_RUNTIME.name, why=how, flag="--runtime"))
     if given.workspace is None:
         found = overheads.workspace(device, training=isinstance(job.workload, Training))
         choices.assumptions.append(

@@ -16,6 +16,8 @@ class Runtime(NamedTuple):
     adamw: str
     """Which implementation `adamw` means."""
     source: str
+    inference: str = "transformers models under generate()"
+    """How it runs a model that is not trained."""
     full_embedding_states: bool = False
     """Block-wise optimizers keep 32-bit states for embeddings."""
     trainer: bool = False
