@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
 from memfit.families.view import ConfigView
@@ -101,6 +102,30 @@ def language_head(
     raise UnknownArchitectureError(
         f"the head of {architecture!r} is not known{did_you_mean(architecture, known)}; a class may end in {', '.join(known)}"
     )
+
+
+class DecoderSizes(NamedTuple):
+    """The dimensions that every decoder with grouped heads states under the same keys."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+
+
+def decoder_sizes(config: ConfigView) -> DecoderSizes:
+    """Read them; key-value heads default to the heads, a head's dimension to hidden / heads.
+
+    Raises:
+        InputError: one is missing, out of bounds, or heads do not divide.
+    """
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    kv_heads = config.size("num_key_value_heads", heads)
+    check_heads(config, heads, kv_heads)
+    head_dim = head_dimension(config, hidden, heads)
+    return DecoderSizes(hidden, heads, kv_heads, head_dim, config.size("intermediate_size"), config.size("vocab_size"))
 
 
 def layer_segments(config: ConfigView, kinds: Sequence[str], make: Callable[[str], Block]) -> tuple[Segment, ...]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
-    check_heads,
+    decoder_sizes,
     gated_mlp,
-    head_dimension,
     language_head,
     token_embedding,
 )
@@ -23,11 +22,7 @@ from memfit.model.ops.norms import rms_norm_fp32
 
 def build(config: ConfigView, architecture: str) -> Description:
     """An OLMo 2 model from its config."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    kv_heads = config.size("num_key_value_heads", heads)
-    check_heads(config, heads, kv_heads)
-    head_dim = head_dimension(config, hidden, heads)
-    ffn, vocab = config.size("intermediate_size"), config.size("vocab_size")
+    hidden, heads, kv_heads, head_dim, ffn, vocab = decoder_sizes(config)
     bias = config.flag("attention_bias", False)
     dropout = config.probability("attention_dropout", 0.0)
     activation = activation_name(config, "hidden_act", "silu")
