@@ -67,16 +67,6 @@ def test_bare_memfit_loads_neither_the_fields_nor_argparse() -> None:
     assert done.stderr.split() == ["False", "False"]
 
 
-def test_the_import_time_of_the_json_path_is_a_small_part_of_a_second(config: str) -> None:
-    best = 10.0**9
-    for _ in range(3):
-        command = [sys.executable, "-S", "-X", "importtime", "-m", "memfit", "infer", config, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
-        rows = [line.split(":", 1)[1].split("|") for line in done.stderr.splitlines() if line.startswith("import time:")]
-        best = min(best, sum(int(row[0]) for row in rows if row[0].strip().isdigit()) / 1000)
-    assert best < 400, f"{best:.0f} ms of imports"  # about 60 on a quiet machine: this catches a heavy library, not a slow day
-
-
 def test_a_closed_pipe_is_quiet_and_0() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "memfit", "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()

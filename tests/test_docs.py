@@ -47,7 +47,7 @@ import memfit
 from memfit import families, kernels
 from memfit.account import overheads
 from memfit.account.estimate import COMPONENTS, CacheUse, Component, Estimate, Peak, Phase, Rank
-from memfit.account.forms import STRIDE, Form, component_of
+from memfit.account.forms import Form, parts
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT, WIDTHS
 from memfit.account.liveness import Accumulation, BlockMemory, measure
 from memfit.account.states import OPTIMIZERS, Trained, find_optimizer, state_bytes, step_scratch
@@ -174,7 +174,7 @@ def measured(model: str, role: str = "layers", precision: str = "bf16-true", out
 
 def kept(model: str, axis: str = "token", role: str = "layers", precision: str = "bf16-true", **policy: Any) -> int:
     """Bytes that one block keeps for backward, for each unit of an axis."""
-    return sum(value for slot, value in measured(model, role, precision, **policy).kept.items() if AXES[slot % STRIDE] == axis)
+    return sum(value for _, at, value in parts(measured(model, role, precision, **policy).kept) if AXES[at] == axis)
 
 
 def chain(model: str, when: str, precision: str = "bf16-true", outputs: bool = True) -> float:
@@ -182,7 +182,7 @@ def chain(model: str, when: str, precision: str = "bf16-true", outputs: bool = T
     memory = measured(model, "head", precision, outputs)
     states: tuple[Form, ...] = (memory.kept,) if when == "kept" else getattr(memory, when)
     tokens = [
-        sum(value for slot, value in state.items() if component_of(slot) == "logits" and AXES[slot % STRIDE] == "token")
+        sum(value for name, axis, value in parts(state) if name == "logits" and AXES[axis] == "token")
         for state in states
     ]
     return max(tokens) // memfit.load_model(model).vocab_size

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_account_peaks import check, step_of
 from torch_truth import Case
 
-from memfit.account.forms import STRIDE
+from memfit.account.forms import Form, per_axis
 from memfit.account.liveness import Accumulation, measure
 from memfit.errors import InputError, UnknownArchitectureError
 from memfit.families import build_model
@@ -146,11 +146,11 @@ def kept_per_token(record: Callable[[BlockBuilder], Value], precision: str = "bf
     lowered = lower(block, policy, input_requires_grad=True, input_dtype=policy.precision.weight)
     kept = measure(lowered, accumulation=Accumulation(), outputs_kept=False, is_last=False).kept
     once = bytes_on_axis(kept, 0)
-    return sum(kept.values()) - once, once
+    return sum(num_bytes for _, num_bytes in per_axis(kept)) - once, once
 
 
-def bytes_on_axis(form: dict[int, int], axis: int) -> int:
-    return sum(value for slot, value in form.items() if slot % STRIDE == axis)
+def bytes_on_axis(form: Form, axis: int) -> int:
+    return dict(per_axis(form)).get(axis, 0)
 
 
 def test_olmo2_norm_keeps_x_and_the_normalised_x_in_fp32() -> None:

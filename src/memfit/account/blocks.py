@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.account.crossing import Accumulation, BlockMemory
-from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, add, scaled
+from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
 from memfit.account.liveness import measure, measure_forward
 from memfit.kernels import Externals, KernelPolicy, Lowered, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
@@ -48,10 +48,12 @@ class Run(NamedTuple):
     def gradients(self, number: int) -> Form:
         """Gradients of the first `number` turns."""
         last = len(self.turns) - 1
+        if not last:
+            return sum([one.gradients for one in self.turns[0]]) * number
         found = ZERO
         for turn, blocks in enumerate(self.turns):
             times = min(1, max(0, number - turn)) if turn < last else max(0, number - last)
-            found = add(found, *[scaled(one.gradients, times) for one in blocks])
+            found += sum([one.gradients for one in blocks]) * times
         return found
 
     def kept(self, index: int) -> Form:
@@ -62,7 +64,7 @@ class Run(NamedTuple):
         memory = self.blocks[index]
         if self.checkpointed:
             return memory.input
-        return add(memory.kept, scaled(memory.casts_saved, -1)) if self.shared else memory.kept
+        return memory.kept - memory.casts_saved if self.shared else memory.kept
 
 
 def masks_of(model: Model, kernels: KernelPolicy) -> tuple[Form, ...]:
@@ -73,11 +75,8 @@ def masks_of(model: Model, kernels: KernelPolicy) -> tuple[Form, ...]:
     if not model.encoder_decoder:
         return (shared_forms(model, kernels)[1],)
     entry = {"eager": DTYPE_BYTES[kernels.precision.weight], "sdpa": 1}.get(kernels.attention, 0) if kernels.padded else 0
-    causal = {TEMPORARY + TARGET_PAIR: DTYPE_BYTES[kernels.precision.weight]} if kernels.attention == "eager" else ZERO
-    return (
-        {TEMPORARY + PAIR: entry} if entry else ZERO,
-        add(causal, {TEMPORARY + CROSS_PAIR: entry} if entry else ZERO),
-    )
+    causal = form(TEMPORARY, TARGET_PAIR, DTYPE_BYTES[kernels.precision.weight]) if kernels.attention == "eager" else ZERO
+    return form(TEMPORARY, PAIR, entry), causal + form(TEMPORARY, CROSS_PAIR, entry)
 
 
 def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
@@ -89,7 +88,7 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
     """
     dtype = DTYPE_BYTES[kernels.precision.weight]
     table = model.rotary_tables * (model.rotary_dim or 0) * (4 if model.rotary_fp32 else dtype)
-    tables = {ACTIVATIONS + POSITION: 2 * table} if table else ZERO
+    tables = form(ACTIVATIONS, POSITION, 2 * table)
     kinds = model.attention_windows or {None}
     if model.mask == "own":
         masks, entry = 0, 0
@@ -103,7 +102,7 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
         masks, entry = 0, 0
     axis = PAIR if kernels.padded or kernels.attention == "eager" else POSITION_PAIR
     saved, passing = _backbone_tensors(model, kernels)
-    return add(tables, saved), add({TEMPORARY + axis: masks * entry} if masks else ZERO, passing)
+    return tables + saved, form(TEMPORARY, axis, masks * entry) + passing
 
 
 def _backbone_tensors(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
@@ -114,9 +113,9 @@ def _backbone_tensors(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
         if kernels.attention in one.kernels:
             num_bytes = one.width * DTYPE_BYTES[one.dtype or kernels.precision.weight]
             if one.saved and not (casts and one.dtype is None):
-                saved = add(saved, {ACTIVATIONS + one.axis: num_bytes})
+                saved += form(ACTIVATIONS, one.axis, num_bytes)
             else:
-                passing = add(passing, {TEMPORARY + one.axis: num_bytes})
+                passing += form(TEMPORARY, one.axis, num_bytes)
     return saved, passing
 
 
@@ -129,6 +128,11 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
     if not quantizable:
         same = same._replace(quantized=None)
     return same if role == "head" else same._replace(loss="eager", logits_last=False, generating=False)
+
+
+@lru_cache(maxsize=256)
+def _quantizable(model: Model, index: int) -> bool:
+    return any(one.role == "linear" for block in model.segments[index].blocks for one in block.parameters)
 
 
 class Conditions(NamedTuple):
@@ -178,10 +182,13 @@ def _waiting(model: Model, index: int, place: int, *, first: bool) -> frozenset[
 
 def _turn(model: Model, index: int, place: int, conditions: Conditions, turn: int) -> BlockMemory:
     """A block of the period that is met after `turn` others of its segment in backward."""
-    repeated = ("first", "second", "later")[min(turn, 2)] if model.segments[index].shared else ""
-    waiting = _waiting(model, index, place, first=turn == 0) if model.reads_across_blocks else frozenset()
-    accumulation = conditions.accumulation._replace(repeated=repeated, waiting=waiting)
-    return _measured(model, index, _same(model, index, place), conditions._replace(accumulation=accumulation))
+    shared = model.segments[index].shared
+    if shared or model.reads_across_blocks:
+        repeated = ("first", "second", "later")[min(turn, 2)] if shared else ""
+        waiting = _waiting(model, index, place, first=turn == 0) if model.reads_across_blocks else frozenset()
+        accumulation = conditions.accumulation._replace(repeated=repeated, waiting=waiting)
+        conditions = conditions._replace(accumulation=accumulation)
+    return _measured(model, index, _same(model, index, place), conditions)
 
 
 def _same(model: Model, index: int, place: int) -> int:
@@ -198,8 +205,9 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
     segment = model.segments[index]
     given = conditions
     kept = conditions.outputs_kept and segment.role == "head"
-    quantizable = any(one.role == "linear" for block in segment.blocks for one in block.parameters)
-    conditions = conditions._replace(kernels=relevant(conditions.kernels, segment.role, quantizable), outputs_kept=kept)
+    kernels = relevant(conditions.kernels, segment.role, _quantizable(model, index))
+    if kernels is not conditions.kernels or kept != conditions.outputs_kept:
+        conditions = conditions._replace(kernels=kernels, outputs_kept=kept)
     places = range(len(segment.blocks))
     kinds_of_turns = 3 if segment.shared else 2 if any(block.externals for block in segment.blocks) else 1
     alike = kinds_of_turns == 1 and not model.reads_across_blocks
@@ -257,7 +265,7 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
 
 def _casts(model: Model, index: int, met: list[Conditions]) -> Form:
     """Autocast's copies of a period's weights that nodes save."""
-    return add(ZERO, *[_turn(model, index, place, conditions, 0).casts_saved for place, conditions in enumerate(met)])
+    return sum([_turn(model, index, place, conditions, 0).casts_saved for place, conditions in enumerate(met)])
 
 
 def _settled(model: Model, index: int, given: Conditions, met: list[Conditions]) -> Form:
@@ -265,7 +273,7 @@ def _settled(model: Model, index: int, given: Conditions, met: list[Conditions])
     waited = [_turn(model, index, place, conditions, 0).gradients for place, conditions in enumerate(met)]
     blocks = model.segments[index].blocks
     format_bytes = DTYPE_BYTES[given.kernels.precision.weight]
-    full = {GRADIENTS + ONCE: sum(block.num_parameters for block in blocks) * format_bytes}
+    full = form(GRADIENTS, ONCE, sum(block.num_parameters for block in blocks) * format_bytes)
     if not given.kernels.train_all:
         return ZERO
-    return add(ZERO if given.accumulation.persist else full, *[scaled(one, -1) for one in waited])
+    return (ZERO if given.accumulation.persist else full) - sum(waited)

@@ -7,10 +7,9 @@ the axis' count, so the peak of a phase is a maximum over a few such sums: exact
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import le
 from typing import Any, NamedTuple
 
-from memfit.account.forms import STRIDE, Form, component_of, per_axis
+from memfit.account.forms import Form, largest, parts, per_axis
 
 Terms = tuple[tuple[int, int], ...]
 """(axis, bytes per unit) pairs; axes beyond the fixed ones count the tokens that a layer of each sliding window caches."""
@@ -79,10 +78,8 @@ def amount(terms: Terms, counts: tuple[Any, ...]) -> Any:
 def components(form: Form, counts: tuple[int, ...]) -> dict[str, int]:
     """Bytes of every component of a form."""
     found: dict[str, int] = {}
-    for slot, value in form.items():
-        if value:
-            name = component_of(slot)
-            found[name] = found.get(name, 0) + value * counts[slot % STRIDE]
+    for name, axis, value in parts(form):
+        found[name] = found.get(name, 0) + value * counts[axis]
     return found
 
 
@@ -128,23 +125,13 @@ def loading(form: Form) -> Moment:
 
 def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:
     """Moments in order, without those that another of the same phase equals or exceeds on every axis, whatever the numbers."""
-    phases: dict[tuple[str, bool], list[tuple[list[int], str, Form]]] = {}
-    axes = 1 + max([slot % STRIDE for _, _, form, _ in candidates for slot in form], default=0)
-    for phase, where, form, short in candidates:
-        mine = [0] * axes
-        for slot, value in form.items():
-            mine[slot % STRIDE] += value
-        kept = phases.setdefault((phase, short), [])
-        for theirs, _, _ in kept:
-            if all(map(le, mine, theirs)):
-                break
-        else:
-            kept[:] = [one for one in kept if not all(map(le, one[0], mine))]
-            kept.append((mine, where, form))
+    phases: dict[tuple[str, bool], dict[Form, str]] = {}
+    for phase, where, one, short in candidates:
+        phases.setdefault((phase, short), {}).setdefault(one, where)
     return tuple(
         [
-            Moment(phase, where, form, tuple([(axis, value) for axis, value in enumerate(total) if value]), short)
-            for (phase, short), kept in phases.items()
-            for total, where, form in kept
+            Moment(phase, named[one], one, per_axis(one), short)
+            for (phase, short), named in phases.items()
+            for one in largest(named)
         ]
     )

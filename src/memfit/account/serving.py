@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memfit.account.blocks import shared_forms
-from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, add, per_axis
+from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, form, per_axis
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
 from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
@@ -37,10 +37,10 @@ def cache_form(model: Model, kv_dtype: str, *, cropped: bool = True) -> Form:
     `cropped` false: a sliding layer still holds the whole prompt. DynamicSlidingWindowLayer crops by a view, whose storage goes
     only when the next token is concatenated.
     """
-    total: Form = {}
+    total = ZERO
     for cache, layers in model.caches:
-        slot = KV_CACHE + (cache_axis(cache, model.windows) if cropped else KEY_TOKEN)
-        total[slot] = total.get(slot, 0) + layers * cache_bytes(cache, kv_dtype)
+        axis = cache_axis(cache, model.windows) if cropped else KEY_TOKEN
+        total += form(KV_CACHE, axis, layers * cache_bytes(cache, kv_dtype))
     return total
 
 
@@ -53,9 +53,9 @@ def _growth(model: Model, kv_dtype: str) -> list[Form]:
     """While one layer's keys are concatenated, the old and the new ones are alive: half of that layer's cache."""
     largest: dict[int, int] = {}
     for cache, _ in model.caches:
-        slot = TEMPORARY + cache_axis(cache, model.windows)
-        largest[slot] = max(largest.get(slot, 0), cache_bytes(cache, kv_dtype) // 2)
-    return [{slot: num_bytes} for slot, num_bytes in largest.items()]
+        axis = cache_axis(cache, model.windows)
+        largest[axis] = max(largest.get(axis, 0), cache_bytes(cache, kv_dtype) // 2)
+    return [form(TEMPORARY, axis, num_bytes) for axis, num_bytes in largest.items()]
 
 
 def _states(
@@ -67,16 +67,16 @@ def _states(
     embedded, passed = ZERO, ZERO
     outside: list[tuple[str, str, bool]] = []
     for segment in model.segments:
-        base = add(cache, shared, embedded) if segment.role == "layers" else cache
+        base = cache + shared + embedded if segment.role == "layers" else cache
         for block in segment.blocks:
             memory = measure_forward(
                 lower(block, kernels, input_requires_grad=False, input_dtype=dtype, externals=tuple(outside))
             )
             dtype = memory.output_dtype
-            found += [(phase, block.name, add(base, passed, state), short) for state in memory.forward]
+            found += [(phase, block.name, base + passed + state, short) for state in memory.forward]
             for value in memory.provided:
                 outside.append((value.name, value.dtype, False))
-                passed = add(passed, value.form)
+                passed += value.form
             if segment.role == "embedding":
                 embedded = memory.output  # the name `inputs_embeds` holds it while the layers run
     return found
@@ -84,18 +84,18 @@ def _states(
 
 def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
     """The profile of prefill and decode."""
-    weights: Form = {WEIGHTS + ONCE: weight_bytes(tensors_of(model), kernels) + buffer_bytes(model, kernels)}
+    weights = form(WEIGHTS, ONCE, weight_bytes(tensors_of(model), kernels) + buffer_bytes(model, kernels))
     cache = cache_form(model, policy.kv_dtype)
     pixels = model.pixels * DTYPE_BYTES[kernels.precision.weight]
-    inputs = {INPUTS + SEQUENCE: pixels} if pixels else {INPUTS + TOKEN: ID_BYTES}
-    statics = {**weights, **inputs, WORKSPACE + ONCE: policy.workspace}
+    inputs = form(INPUTS, SEQUENCE, pixels) if pixels else form(INPUTS, TOKEN, ID_BYTES)
+    statics = weights + inputs + form(WORKSPACE, ONCE, policy.workspace)
     tables, mask = shared_forms(model, kernels)
-    load = add(weights, {TEMPORARY + ONCE: _load_scratch(model, kernels)})
+    load = weights + form(TEMPORARY, ONCE, _load_scratch(model, kernels))
     filled = cache_form(model, policy.kv_dtype, cropped=False)
-    moments = _states(model, kernels, filled, add(tables, mask), "prefill", short=False)
+    moments = _states(model, kernels, filled, tables + mask, "prefill", short=False)
     if model.kind == "decoder" and cache:
         moments += _states(model, kernels._replace(decoding=True), cache, tables, "decode", short=True)
-        moments += [("decode", "cache concatenation", add(cache, growth), True) for growth in _growth(model, policy.kv_dtype)]
+        moments += [("decode", "cache concatenation", cache + growth, True) for growth in _growth(model, policy.kv_dtype)]
     return Profile(
         moments=(loading(load), *pruned(moments)),
         statics=statics,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from memfit.account.blocks import Run
 from memfit.account.crossing import BlockMemory
-from memfit.account.forms import STRIDE, TEMPORARY, ZERO, Form, add, scaled
+from memfit.account.forms import ZERO, Form, as_temporary
 
 
 class StepPolicy(NamedTuple):
@@ -72,73 +72,69 @@ class Timeline:
         found, stack = [], -1
         for run in self.runs:
             stack = min(stack + (run.role == "embedding" or stack < 0), len(masks) - 1)
-            found.append(add(*masks[: stack + 1]) if self.masks_stay else masks[stack])
+            found.append(sum(masks[: stack + 1]) if self.masks_stay else masks[stack])
         return found
 
     def note(self, phase: str, where: str, base: Form, states: tuple[Form, ...]) -> None:
-        self.moments += [(phase, where, add(base, state), False) for state in states]
+        self.moments += [(phase, where, base + state, False) for state in states]
 
     def outside_kept(self) -> Form:
         """What is kept for backward of values from outside."""
-        return add(ZERO, *[one.form for one in self.outside.values() if one.saved])
+        return sum([one.form for one in self.outside.values() if one.saved])
 
     def returned(self, *, beside_kept: bool = False) -> Form:
         """Values from outside that the caller holds as the model's outputs."""
         held = [one for one in self.outside.values() if one.returned and self.outputs_kept]
-        return add(ZERO, *[one.form for one in held if not (beside_kept and one.saved)])
+        return sum([one.form for one in held if not (beside_kept and one.saved)])
 
     def _outside_forward(self, index: int) -> Form:
         """Values from outside that are alive while this run runs forward: kept, returned at the end, or bound to a name."""
         values = self.outside.values()
-        return add(
-            ZERO, *[one.form for one in values if one.provider < index and (one.saved or one.returned or index <= one.last)]
-        )
+        return sum([one.form for one in values if one.provider < index and (one.saved or one.returned or index <= one.last)])
 
     def _outside_backward(self, index: int) -> Form:
         """Values from outside that are alive while this run runs backward."""
-        return add(
-            ZERO,
-            *[
-                one.form
-                for one in self.outside.values()
-                if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
-            ],
-            *[one.form for one in self.outside.values() if one.leaf and index < one.provider],
-        )
+        values = self.outside.values()
+        held = [
+            one.form
+            for one in values
+            if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
+        ]
+        return sum(held) + sum([one.form for one in values if one.leaf and index < one.provider])
 
     def leaves(self) -> Form:
         """Leaves from outside and their gradients, which the graph holds when backward has run."""
-        return add(ZERO, *[scaled(one.form, 2) for one in self.outside.values() if one.leaf])
+        return 2 * sum([one.form for one in self.outside.values() if one.leaf])
 
     def forward(self) -> tuple[list[Form], Form]:
         """Moments of forward and loss. Returns what is kept before each run, and the total."""
         kept, casts, embedded, recomputed = ZERO, ZERO, ZERO, ZERO
         before: list[Form] = []
         for index, run in enumerate(self.runs):
-            kept = add(kept, run.once)
+            kept += run.once
             enters = not index or run.unit != self.runs[index - 1].unit
             recomputed = ZERO if enters else recomputed
-            before.append(add(kept, recomputed))
+            before.append(kept + recomputed)
             phase = "loss" if index == len(self.runs) - 1 and index else "forward"
             if index and run.role != "embedding":
-                held = add(self.masks[index], embedded) if phase == "forward" else self.masks[index] if self.masks_stay else ZERO
+                held = self.masks[index] + embedded if phase == "forward" else self.masks[index] if self.masks_stay else ZERO
             else:
                 held = self.masks[index] if phase == "forward" or self.masks_stay else ZERO
-            held = add(held, self._outside_forward(index), self.tables)
-            period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
+            held += self._outside_forward(index) + self.tables
+            period_kept = sum([run.kept(place) for place in range(len(run.blocks))])
             if run.unit:
                 source = run.kept(0) if enters else ZERO
-                self._nested(run, phase, add(kept, casts, held), source)
-                kept, recomputed = add(kept, source), add(recomputed, scaled(period_kept, run.repeat), scaled(source, -1))
-                casts = add(casts, scaled(add(*(one.region_casts for one in run.bare)), run.repeat))
+                self._nested(run, phase, kept + casts + held, source)
+                kept, recomputed = kept + source, recomputed + period_kept * run.repeat - source
+                casts += sum([one.region_casts for one in run.bare]) * run.repeat
                 continue
-            period_casts = add(*(one.region_casts for one in run.bare))
-            kept = add(kept, scaled(period_kept, run.repeat - 1))
-            casts = add(casts, scaled(period_casts, run.repeat - 1))
+            period_casts = sum([one.region_casts for one in run.bare])
+            kept += period_kept * (run.repeat - 1)
+            casts += period_casts * (run.repeat - 1)
             for place, memory in enumerate(run.bare):
-                self.note(phase, run.names[place], add(kept, casts, held), memory.forward)
-                kept = add(kept, run.kept(place))
-                casts = add(casts, memory.region_casts)
+                self.note(phase, run.names[place], kept + casts + held, memory.forward)
+                kept += run.kept(place)
+                casts += memory.region_casts
             if run.role == "embedding" or not index:
                 embedded = self._embedded(index)
         return before, kept
@@ -150,7 +146,7 @@ class Timeline:
         """
         for place, memory in enumerate(run.bare):
             first = run.repeat == 1 and place == 0
-            self.note(phase, run.names[place], base if first else add(base, source), memory.forward)
+            self.note(phase, run.names[place], base if first else base + source, memory.forward)
 
     def _embedded(self, index: int) -> Form:
         """The embedding's output, which the name `inputs_embeds` holds while the layers run, unless the first layer keeps it."""
@@ -165,43 +161,36 @@ class Timeline:
         for index in range(len(self.runs) - 1, -1, -1):
             run = self.runs[index]
             waiting.pop(run.provides, None)  # it is the gradient from which this run's backward begins
-            held = add(
-                ZERO if index == len(self.runs) - 1 else outputs,
-                self.masks[index] if self.masks_stay else ZERO,
-                self._outside_backward(index),
-                self.tables,
-            )
-            period_kept = add(*(run.kept(place) for place in range(len(run.blocks))))
+            held = self.tables + self._outside_backward(index)
+            held += ZERO if index == len(self.runs) - 1 else outputs
+            held += self.masks[index] if self.masks_stay else ZERO
+            period_kept = sum([run.kept(place) for place in range(len(run.blocks))])
             turns = {0, run.repeat - 1, *range(min(len(run.turns), run.repeat))}
             for turn in sorted(turns):
-                inside = add(before[index], scaled(period_kept, run.repeat - 1 - turn))
+                inside = before[index] + period_kept * (run.repeat - 1 - turn)
                 prefixes = [inside]
                 for place in range(len(run.blocks)):
-                    prefixes.append(add(prefixes[-1], run.kept(place)))
-                later = add(gradients, run.gradients(turn))
+                    prefixes.append(prefixes[-1] + run.kept(place))
+                later = gradients + run.gradients(turn)
                 for place in range(len(run.blocks) - 1, -1, -1):
                     memory = run.turn(turn)[place]
-                    self._block(run, memory, add(prefixes[place], later, held), waiting, run.names[place])
-                    later = add(later, memory.gradients)
-                    waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
+                    self._block(run, memory, prefixes[place] + later + held, waiting, run.names[place])
+                    later += memory.gradients
+                    if memory.read:
+                        waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
                     for value in memory.provided:
                         waiting.pop(value.name, None)
-            gradients = add(gradients, run.gradients(run.repeat))
-            gradients = add(gradients, run.settled)
+            gradients += run.gradients(run.repeat) + run.settled
 
     def _block(self, run: Run, memory: BlockMemory, base: Form, waiting: dict[str, Form], name: str) -> None:
         if not memory.backward:
             return
         if run.checkpointed:
-            self.note("backward", f"recomputation of a {name}", add(base, memory.output, *waiting.values()), memory.forward)
+            self.note("backward", f"recomputation of a {name}", base + memory.output + sum(waiting.values()), memory.forward)
             if not memory.input_saved:
-                base = add(base, memory.input)
-        # those that it reads or provides are counted in its own states
-        own = {one.name for one in memory.read} | {one.name for one in memory.provided}
-        base = add(base, *[form for one, form in waiting.items() if one not in own])
+                base += memory.input
+        if waiting:
+            # those that it reads or provides are counted in its own states
+            own = {one.name for one in memory.read} | {one.name for one in memory.provided}
+            base += sum([form for one, form in waiting.items() if one not in own])
         self.note("backward", name, base, memory.backward)
-
-
-def as_temporary(form: Form) -> Form:
-    """The same bytes as a working tensor: the gradient of what was kept."""
-    return {TEMPORARY + slot % STRIDE: value for slot, value in form.items()}

@@ -15,15 +15,14 @@ from memfit.account.forms import (
     GRADIENTS,
     INPUTS,
     OPTIMIZER_STATES,
-    STRIDE,
     TEMPORARY,
     WEIGHTS,
     WORKSPACE,
     ZERO,
     Form,
-    add,
+    form,
+    parts,
     per_axis,
-    scaled,
 )
 from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.states import (
@@ -97,13 +96,12 @@ def _accumulation(uses: dict[str, list[tuple[int, str]]], index: int, *, persist
 
 def _inputs(model: Model, kernels: KernelPolicy) -> Form:
     """Ids for every token or the pixels of every image, and labels for whatever the loss compares."""
-    total: Form = (
-        {INPUTS + SEQUENCE: model.pixels * DTYPE_BYTES[kernels.precision.weight]} if model.pixels else {INPUTS + TOKEN: ID_BYTES}
-    )
+    pixels = model.pixels * DTYPE_BYTES[kernels.precision.weight]
+    read = form(INPUTS, SEQUENCE, pixels) if pixels else form(INPUTS, TOKEN, ID_BYTES)
     labels = {
         op.inputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops if op.kind == "loss"
     }
-    return add(total, *[{INPUTS + axis: ID_BYTES} for axis in labels])
+    return read + sum([form(INPUTS, axis, ID_BYTES) for axis in labels])
 
 
 def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
@@ -113,9 +111,9 @@ def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
     if not model.pixels:
         ids = {op.outputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops
                if op.kind == "embedding" and op.attributes["ids"] == "batch"}  # fmt: skip
-        return add(*[{INPUTS + axis: ID_BYTES} for axis in ids]) if ids else ZERO
+        return sum([form(INPUTS, axis, ID_BYTES) for axis in ids])
     cast = kernels.precision.autocast and kernels.precision.weight != kernels.precision.compute
-    return ZERO if cast else {INPUTS + SEQUENCE: model.pixels * DTYPE_BYTES[kernels.precision.weight]}
+    return ZERO if cast else form(INPUTS, SEQUENCE, model.pixels * DTYPE_BYTES[kernels.precision.weight])
 
 
 def _saved_masks(model: Model, kernels: KernelPolicy, policy: StepPolicy, masks: tuple[Form, ...]) -> Form:
@@ -130,7 +128,7 @@ def _saved_masks(model: Model, kernels: KernelPolicy, policy: StepPolicy, masks:
             for op in block.ops
         )
         axes = (PAIR,) if biased and kernels.padded and kernels.attention == "sdpa" and kernels.train_all else ()
-    return {slot: value for slot, value in add(*masks).items() if slot % STRIDE in axes}
+    return sum([form(TEMPORARY, axis, num_bytes) for _, axis, num_bytes in parts(sum(masks)) if axis in axes])
 
 
 class _Step(NamedTuple):
@@ -176,27 +174,29 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     before, kept = timeline.forward()
     last = runs[-1].blocks[-1]
     timeline.backward(before, last.outputs)
-    kept = add(kept, timeline.outside_kept())
+    kept += timeline.outside_kept()
     leaf = ZERO
     if policy.checkpointed and kernels.adapter is not None and len(runs) > 1:
         # the embedding's output is then a leaf: it and its gradient live until the outputs are dropped
-        leaf = scaled(runs[0].blocks[-1].output, 2)
+        leaf = 2 * runs[0].blocks[-1].output
     return _Step(
         moments=pruned(timeline.moments),
-        kept=add(kept, ZERO if policy.checkpointed else tables, saved_masks, _saved_inputs(model, kernels)),
-        forward_end=add(
-            kept, last.outputs_held, timeline.returned(beside_kept=True), tables, *(masks if timeline.masks_stay else ())
-        ),
-        backward_end=add(last.outputs, timeline.returned(), timeline.leaves(), leaf),
+        kept=kept + (ZERO if policy.checkpointed else tables) + saved_masks + _saved_inputs(model, kernels),
+        forward_end=kept
+        + last.outputs_held
+        + timeline.returned(beside_kept=True)
+        + tables
+        + (sum(masks) if timeline.masks_stay else ZERO),
+        backward_end=last.outputs + timeline.returned() + timeline.leaves() + leaf,
     )
 
 
 class _Totals(NamedTuple):
     """Weights, trained tensors and inputs of a model under its kernels."""
 
-    weights: Form
+    weights: int
     trained: list[Trained]
-    gradients: Form
+    gradients: int
     inputs: Form
 
 
@@ -206,14 +206,14 @@ def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
     trained = trained_tensors(tensors, kernels)
     adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
     weights = weight_bytes(tensors, kernels) + adapters + buffer_bytes(model, kernels)
-    return _Totals({WEIGHTS + ONCE: weights}, trained, {GRADIENTS + ONCE: gradient_bytes(trained)}, _inputs(model, kernels))
+    return _Totals(weights, trained, gradient_bytes(trained), _inputs(model, kernels))
 
 
 def resident_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> int:
     """Weights, optimizer states and gradients: what an optimizer step holds at the least."""
     totals = _totals(model, kernels)
     states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    return totals.weights[WEIGHTS + ONCE] + totals.gradients[GRADIENTS + ONCE] + states
+    return totals.weights + totals.gradients + states
 
 
 def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
@@ -221,23 +221,19 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     step = _step(model, kernels, policy.step)
     totals = _totals(model, kernels)
     states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    statics = {
-        **totals.weights,
-        **totals.inputs,
-        OPTIMIZER_STATES + ONCE: states,
-        WORKSPACE + ONCE: policy.workspace,
-        **(totals.gradients if policy.gradients_persist else ZERO),
-    }
-    held = ZERO if policy.gradients_persist else totals.gradients
-    scratch: Form = {TEMPORARY + ONCE: step_scratch(policy.optimizer, totals.trained)}
-    update = add(held, step.backward_end, scratch)
+    weights, gradients = form(WEIGHTS, ONCE, totals.weights), form(GRADIENTS, ONCE, totals.gradients)
+    statics = weights + totals.inputs + form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
+    held = gradients
+    if policy.gradients_persist:
+        statics, held = statics + gradients, ZERO
+    update = held + step.backward_end + form(TEMPORARY, ONCE, step_scratch(policy.optimizer, totals.trained))
     return Profile(
-        moments=(loading(totals.weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update))),
+        moments=(loading(weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update))),
         statics=statics,
         static_total=per_axis(statics),
         kept=per_axis(step.kept),
-        forward_end=per_axis(add(statics, step.forward_end)),
-        backward_end=per_axis(add(statics, held, step.backward_end)),
+        forward_end=per_axis(statics + step.forward_end),
+        backward_end=per_axis(statics + held + step.backward_end),
         lazy_states=states,
         trained_parameters=sum(one.repeat * one.elements for one in totals.trained),
     )

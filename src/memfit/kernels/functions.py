@@ -85,9 +85,13 @@ def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None
     tape = context.tape
     policy = tape.policy
     trained = context.trained(parameter)
-    x = tape.autocast_compute(x)
-    copy = tape.weight_cast(parameter, policy.weight, trained)
-    out = tape.tensor(x.axis, _columns(parameter, x), policy.compute if policy.autocast else x.dtype)
+    copy = None
+    dtype = x.dtype
+    if policy.autocast:
+        x = tape.autocast_compute(x)
+        copy = tape.weight_cast(parameter, policy.weight, trained)
+        dtype = policy.compute
+    out = tape.tensor(x.axis, _columns(parameter, x), dtype)
     saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
     count = prod(parameter.shape)
     weight_grads: list[tuple[int, int, str]] = []

@@ -86,11 +86,8 @@ first use, so that a model pays for what it has."""
 
 
 def _kernel(kind: str) -> Callable[..., Sequence[Tensor]]:
-    found = _KERNELS.get(kind)
-    if found is None:
-        _KERNELS.update(import_module(f"memfit.kernels.{_LIBRARIES[kind]}").KERNELS)
-        found = _KERNELS[kind]
-    return found
+    _KERNELS.update(import_module(f"memfit.kernels.{_LIBRARIES[kind]}").KERNELS)
+    return _KERNELS[kind]
 
 
 READS_THE_BATCH = ("embedding", "opaque", "patches", "pixels")
@@ -116,17 +113,21 @@ def lower(
     for (_, value), (_, tensor) in zip(block.externals, outside, strict=True):
         values[value.id] = tensor
     logits: Tensor | None = None
+    results: Sequence[Tensor]
     output = x
     head: Op | None = None
     ends: list[int] = []
+    nodes = tape.nodes
+    fused = False
     for op in block.ops:
+        kind = op.kind
         inputs = [values[value.id] for value in op.inputs]
-        if op.kind == "head":
+        if kind == "head":
             head = op
-        fused = head is not None and policy.loss == "fused" and policy.training
-        if op.kind == "loss":
+            fused = policy.loss == "fused" and policy.training
+        if kind == "loss":
             if not policy.training:
-                ends.append(len(tape.nodes) - 1)
+                ends.append(len(nodes) - 1)
                 continue
             if fused and head is not None:
                 results = [modules.fused_cross_entropy(context, op, head.parameters[0], inputs[0])]
@@ -135,19 +136,19 @@ def lower(
                 results = [modules.cross_entropy(context, op, logits)]
         elif fused:
             results = inputs[:1]
-        elif op.kind in ("linear", "head"):
+        elif kind in {"linear", "head"}:
             bias = op.parameters[1] if len(op.parameters) > 1 else None
-            read = _last_position(tape, inputs[0]) if op.kind == "head" and policy.logits_last else inputs[0]
+            read = _last_position(tape, inputs[0]) if kind == "head" and policy.logits_last else inputs[0]
             results = [functions.linear(context, op.parameters[0], bias, read)]
-        elif op.kind == "embedding":
+            if kind == "head":
+                tape.first_logits = results[0].storage
+        elif kind == "embedding":
             results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
         else:
-            results = list(_kernel(op.kind)(context, op, *inputs))
-        if op.kind == "head" and not fused:
-            tape.first_logits = results[0].storage
+            results = (_KERNELS.get(kind) or _kernel(kind))(context, op, *inputs)
         for value, result in zip(op.outputs, results, strict=True):
             values[value.id] = output = result
-        ends.append(len(tape.nodes) - 1)
+        ends.append(len(nodes) - 1)
     for value_id, index in block.holds:
         tape.hold(values[value_id], ends[index])
     if head is not None and policy.generating:

@@ -133,15 +133,14 @@ class Tape:
                 first[storage] = index
             if one.requires_grad:
                 requires = True
-        requires = requires and self.grad
         for one in outputs:
             storage = one.storage
             last[storage] = index
             if first[storage] < 0:
                 first[storage] = index
-            if requires:
+        if requires and self.grad:
+            for one in outputs:
                 one.requires_grad = True
-        if requires:
             kept = tuple([one.storage for one in saved])
             nodes.append(Node(inputs, outputs, kept, alias, weight_grads, scratch, backward_scratch, view_gradient))
         else:
