@@ -76,6 +76,7 @@ _LIBRARIES: dict[str, str] = {
         ),
         "vision",
     ),
+    **dict.fromkeys(("group_norm", "windowed_average", "activation_in_place"), "feature_maps"),
     **dict.fromkeys(("bloom_attention", "falcon_attention", "gptj_attention", "mpt_attention"), "alibi"),
     **dict.fromkeys(("bloom_gelu", "clamp", "expanded", "in_place_add", "indexed", "interleaved_rotary", "product"), "decoders"),
     **dict.fromkeys(("router", "experts", "jitter"), "experts"),
