@@ -59,7 +59,7 @@ class Record:
         own = self.__dict__
         own.update(self.defaults)
         own.update(values)
-        if len(own) != len(self.field_names) or not self.field_types.keys() >= values.keys():
+        if own.keys() != self.field_types.keys():
             unknown = sorted(values.keys() - self.field_types.keys())
             missing = [name for name in self.field_names if name not in own]
             wrong = f"unexpected {', '.join(unknown)}" if unknown else f"missing {', '.join(missing)}"

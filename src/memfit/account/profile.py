@@ -87,12 +87,16 @@ def moment_bytes(profile: Profile, counts: tuple[Any, ...], short: tuple[Any, ..
     """Allocated bytes of every moment; `counts` and `short` are the monomials of the prompt and of one step."""
     static = amount(profile.static_total, counts)
     static_short = static if short is counts else amount(profile.static_total, short)
-    return [
-        amount(moment.total, short) + static_short
-        if moment.short
-        else amount(moment.total, counts) + (0 if moment.alone else static)
-        for moment in profile.moments
-    ]
+    found = []
+    for moment in profile.moments:
+        if moment.short:
+            total, of = static_short, short
+        else:
+            total, of = 0 if moment.alone else static, counts
+        for axis, coefficient in moment.total:
+            total = total + coefficient * of[axis]
+        found.append(total)
+    return found
 
 
 class Evaluation(NamedTuple):
