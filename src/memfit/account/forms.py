@@ -1,8 +1,9 @@
 """Affine forms: bytes per component and axis, packed into one integer, so that a sum of forms is the sum of integers.
 
-A form has a field of 64 bits for every axis and component, and for every axis one with the sum over its components. Bytes per
-unit stay below 2^63, so no field runs over into the next, and that one form nowhere exceeds another is a single subtraction.
-Forms are added, subtracted and multiplied at compile time only; evaluation multiplies each field by the count of its axis.
+A form has a field of 64 bits for every axis, the sum over its components, and above these one for every axis and component.
+Bytes per unit stay below 2^63, so no field runs over into the next, and that one form nowhere exceeds another is a single
+subtraction of their sums. Forms are added, subtracted and multiplied at compile time only; evaluation multiplies each field by
+the count of its axis.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ ZERO: Form = 0
 _FIELD = 64
 """Bits of a field; the highest one is free, for comparing."""
 _NEAR = ("activations", "temporary", "logits", "gradients", "kv_cache", "recurrent_state", "inputs")
-"""Components whose fields lie beside the sum of their axis; those of others lie beyond all of these, so that most integers are
-short."""
-_WIDTH = _FIELD * (1 + len(_NEAR))
+"""Components whose fields come first, axis by axis; those of others lie beyond all of these, so that most integers are short."""
 _COMMON = (ONCE, TOKEN, POSITION, PAIR)
-"""Axes that most blocks have, in the low fields, for the same reason."""
+"""Axes that most blocks have, before the others for the same reason."""
 NUM_AXES = 24
 """The fixed axes, and one for each distinct sliding window."""
 _ORDER = (*_COMMON, *[axis for axis in range(NUM_AXES) if axis not in _COMMON])
 _PLACES = tuple([_ORDER.index(axis) for axis in range(NUM_AXES)])
 _FAR = tuple([name for name in COMPONENTS if name not in _NEAR])
-_NEAR_BITS = _WIDTH * NUM_AXES
+_FIRST_NEAR = NUM_AXES
+_FIRST_FAR = _FIRST_NEAR + len(_NEAR) * NUM_AXES
+"""Places of the first field of a component."""
 ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, KV_CACHE, RECURRENT_STATE, INPUTS = range(len(_NEAR))
 WEIGHTS, OPTIMIZER_STATES, WORKSPACE = [
     len(_NEAR) + _FAR.index(name) for name in ("weights", "optimizer_states", "workspace")
@@ -42,18 +43,18 @@ def form(component: int, axis: int, num_bytes: int) -> Form:
     """So many bytes of one component for each unit of an axis."""
     place = _PLACES[axis]
     if component < len(_NEAR):
-        field = _WIDTH * place + _FIELD * (1 + component)
+        field = _FIRST_NEAR + len(_NEAR) * place + component
     else:
-        field = _NEAR_BITS + _FIELD * (len(_FAR) * place + component - len(_NEAR))
-    return (num_bytes << field) + (num_bytes << _WIDTH * place)
+        field = _FIRST_FAR + len(_FAR) * place + component - len(_NEAR)
+    return (num_bytes << _FIELD * field) + (num_bytes << _FIELD * place)
 
 
 UNITS = tuple([tuple([form(component, axis, 1) for axis in range(NUM_AXES)]) for component in range(4)])
 """The form of one byte, by axis, of activations, temporary, logits and gradients."""
 _MASK = (1 << _FIELD) - 1
-_SUMS = sum([_MASK << _WIDTH * place for place in range(NUM_AXES)])
-_HIGHEST = sum([1 << _WIDTH * place + _FIELD - 1 for place in range(NUM_AXES)])
-_HIGHEST_OF_COMMON = _HIGHEST & (1 << len(_COMMON) * _WIDTH) - 1
+_SUMS = (1 << _FIELD * NUM_AXES) - 1
+_HIGHEST = tuple([sum([1 << _FIELD * place + _FIELD - 1 for place in range(axes + 1)]) for axes in range(NUM_AXES)])
+"""The highest bit of each sum, of as many axes as there are."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,20 +63,20 @@ def parts(of: Form) -> tuple[tuple[str, int, int], ...]:
     found = []
     values = memoryview(of.to_bytes(-(-of.bit_length() // _FIELD) * _FIELD // 8, "little")).cast("Q")
     for place, value in enumerate(values):
-        if not value:
+        if not value or place < _FIRST_NEAR:
             continue
-        if place * _FIELD >= _NEAR_BITS:
-            order, component = divmod(place - _NEAR_BITS // _FIELD, len(_FAR))
+        if place < _FIRST_FAR:
+            order, component = divmod(place - _FIRST_NEAR, len(_NEAR))
+            found.append((_NEAR[component], _ORDER[order], value))
+        else:
+            order, component = divmod(place - _FIRST_FAR, len(_FAR))
             found.append((_FAR[component], _ORDER[order], value))
-        elif place % (1 + len(_NEAR)):
-            order, component = divmod(place, 1 + len(_NEAR))
-            found.append((_NEAR[component - 1], _ORDER[order], value))
     return tuple(found)
 
 
 def as_temporary(of: Form) -> Form:
     """The same bytes as working tensors: the gradients of what was kept."""
-    return (of & _SUMS) * UNITS[TEMPORARY][ONCE]
+    return sum([form(TEMPORARY, axis, num_bytes) for axis, num_bytes in per_axis(of)])
 
 
 def per_axis(of: Form) -> tuple[tuple[int, int], ...]:
@@ -87,7 +88,7 @@ def per_axis(of: Form) -> tuple[tuple[int, int], ...]:
             break
         if value := sums & _MASK:
             found.append((axis, value))
-        sums >>= _WIDTH
+        sums >>= _FIELD
     return tuple(found)
 
 
@@ -98,7 +99,7 @@ def largest(forms: Iterable[Form]) -> tuple[Form, ...]:
         sums.setdefault(one & _SUMS, one)
     # a form that another reaches on every axis is not the larger integer
     ordered = sorted(sums, reverse=True)
-    highest = _HIGHEST_OF_COMMON if not ordered or ordered[0] <= _HIGHEST_OF_COMMON else _HIGHEST
+    highest = _HIGHEST[ordered[0].bit_length() // _FIELD] if ordered else 0
     found: list[Form] = []
     for total in ordered:
         for other in found:
