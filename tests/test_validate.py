@@ -315,7 +315,7 @@ def test_every_row_of_the_corpus_is_compared_or_left_out_with_a_reason(report: R
     peaks = sum(
         number
         for name, number in compared.items()
-        if name.split()[0] in ("litgpt", "peft", "trainer") and name.split()[1] in ("full", "lora", "qlora")
+        if name.split()[0] in ("litgpt", "peft", "trainer", "trainer-liger") and name.split()[1] in ("full", "lora", "qlora")
     )
     assert peaks + outcomes + without["training"] == corpus.collection()["training"]["rows"]
     generated = compared["generate 16-bit"] + compared["generate 4-bit"]

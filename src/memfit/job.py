@@ -34,8 +34,9 @@ class Training(Options):
         group="workload", aliases=("seq-len", "seq-length", "max-seq-length", "sequence-length", "max-length"))
     target_seq: int | None = option(None, "Longest target of an encoder-decoder", kind="tokens", minimum=1, maximum=1 << 27,
         unit="tokens", group="workload", aliases=("max-target-length",))
-    padding: str = option("none", "Whether batches carry an attention mask: any padding switches the attention kernel",
-        kind="choice", choices=("none", "right"), group="workload")
+    padding: str = option("none", "What fills batches: padding or packed sequences; with sdpa both switch the attention kernel",
+        kind="choice", choices=("none", "right", "packed"), group="workload",
+        choice_aliases={"packing": "packed", "varlen": "packed"})
     grad_accum: int = option(1, "Micro-batches per optimizer step", kind="tokens", minimum=1, maximum=1 << 20,
         unit="micro-batches",
         group="workload", aliases=("gradient-accumulation-steps", "grad-accumulation"))
@@ -59,11 +60,16 @@ class Training(Options):
     checkpointing: str = option("none", "Activation checkpointing of the layers", kind="choice", choices=("none", "full"),
         group="activations", aliases=("gradient-checkpointing", "activation-checkpointing", "recompute"),
         choice_aliases={"true": "full", "false": "none", "off": "none", "on": "full"})
-    loss: str = option("eager", "Loss: eager (logits upcast to fp32) or fused with the head (Liger, cut cross-entropy)",
+    kernels: str | None = option(None, "Kernel set: eager modules, Liger's in their place, or torch.compile", kind="choice",
+        choices=("eager", "liger", "compile"), group="kernels",
+        choice_aliases={"hf": "eager", "liger-kernel": "liger", "torch.compile": "compile", "inductor": "compile"})
+    loss: str | None = option(None, "Loss: eager (logits upcast to fp32) or fused with the head (Liger, cut cross-entropy)",
         kind="choice",
         choices=("eager", "fused"), group="activations", choice_aliases={"liger": "fused", "chunked-fused": "fused"})
     outputs: str | None = option(None, "Whether the loop still holds the model's outputs (logits) during backward", kind="choice",
         choices=("kept", "dropped"), group="activations")
+    use_cache: str | None = option(None, "Whether forward builds a key-value cache (config.use_cache); checkpointing prevents it",
+        kind="choice", choices=("on", "off"), group="activations", choice_aliases={"true": "on", "false": "off"})
     zero_grad: str = option("none", "Gradients between steps: freed (none) or kept as zeros", kind="choice",
         choices=("none", "zeros"), group="optimizer", choice_aliases={"set-to-none": "none"})
     dropout: float | None = option(None, "Dropout probability everywhere, in place of the config's", kind="fraction", minimum=0,

@@ -124,7 +124,9 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
     """The policy without what a part of the model does not depend on, so that jobs that differ only there share its measure."""
     if role == "layers":
         return kernels._replace(loss="eager", logits_last=False, generating=False)
-    same = kernels._replace(attention="sdpa", padded=False, binding_windows=(), device_capability=None, one_sequence=False)
+    same = kernels._replace(
+        attention="sdpa", padded=False, binding_windows=(), device_capability=None, one_sequence=False, cache=""
+    )
     if not quantizable:
         same = same._replace(quantized=None)
     return same if role == "head" else same._replace(loss="eager", logits_last=False, generating=False)
@@ -204,7 +206,7 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
     """
     segment = model.segments[index]
     given = conditions
-    kept = conditions.outputs_kept and segment.role == "head"
+    kept = conditions.outputs_kept and (segment.role == "head" or bool(conditions.kernels.cache))
     kernels = relevant(conditions.kernels, segment.role, _quantizable(model, index))
     if kernels is not conditions.kernels or kept != conditions.outputs_kept:
         conditions = conditions._replace(kernels=kernels, outputs_kept=kept)

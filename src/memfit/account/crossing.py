@@ -52,6 +52,8 @@ class BlockMemory(NamedTuple):
     """The model's outputs that the caller holds."""
     output_dtype: str
     output_requires_grad: bool
+    returned: tuple[Form, Form] = (ZERO, ZERO)
+    """Keys and values in the cache object that the model returns: those that no node saves, and those that one does."""
     casts_saved: Form = ZERO
     """The part of `kept` that is autocast's copies of trained weights: made once, however often the weights are used."""
     read: tuple[Read, ...] = ()

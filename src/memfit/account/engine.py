@@ -18,6 +18,7 @@ from memfit.account.states import Optimizer, find_optimizer, state_bytes, tensor
 from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import Adapter, KernelPolicy
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
 
@@ -40,6 +41,11 @@ class Compiled(NamedTuple):
     def adapters(self) -> bool | None:
         """`None` without adapters, else whether their base is quantised."""
         return None if self.kernels.adapter is None else self.kernels.quantized is not None
+
+    @property
+    def widths(self) -> tuple[int, int] | None:
+        """The least widths of what the kernel set keeps, where no run was compared with it."""
+        return KERNEL_SETS[self.kernels.kernels].widths
 
 
 @lru_cache(maxsize=256)
@@ -85,10 +91,35 @@ def compile_job(job: Job) -> Compiled:
     return _compile_training(job, workload)
 
 
+def _caches(job: Job, workload: Training) -> bool:
+    """Whether forward builds a cache object: checkpointing switches it off, and encoders have none."""
+    model = job.model
+    generates = (model.kind == "decoder" or model.encoder_decoder) and model.family not in runtime_of(job).uncached
+    return workload.use_cache == "on" and workload.checkpointing == "none" and generates
+
+
+def _loss(job: Job, workload: Training) -> str:
+    """The loss as the kernel set computes it."""
+    in_place = workload.loss == "eager" and job.model.family in KERNEL_SETS[workload.kernels or "eager"].plain_loss
+    return "in-place" if in_place else workload.loss or "eager"
+
+
+def _masked(workload: Training) -> bool:
+    """Whether batches bring a mask: padding does, packing does unless FlashAttention is told where the sequences begin."""
+    return workload.padding == "right" or (workload.padding == "packed" and workload.attention != "flash")
+
+
 def _masked_by_runtime(job: Job, workload: Training) -> bool:
-    """Whether the runtime makes a mask although nothing is padded; checkpointing leaves no cache object."""
-    uncached = workload.checkpointing != "none" and job.model.kind == "decoder"
-    return uncached and workload.attention == "sdpa" and runtime_of(job).mask_without_cache
+    """Whether the runtime makes a mask although nothing is padded."""
+    runtime, model = runtime_of(job), job.model
+    looks = runtime.mask_without_cache and model.kind == "decoder" and model.family not in runtime.own_masks
+    return looks and workload.attention == "sdpa" and not _caches(job, workload)
+
+
+def _causal_buffers(job: Job) -> int:
+    """L P^2: a boolean triangle over all positions in every layer, where the release's modelling code has them."""
+    model = job.model
+    return model.num_layers * (model.max_positions or 0) ** 2 if model.family in runtime_of(job).causal_buffers else 0
 
 
 def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
@@ -109,8 +140,11 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
     kernels = KernelPolicy(
         precision=precision,
         attention=workload.attention,
-        loss=workload.loss,
-        padded=workload.padding != "none" or _masked_by_runtime(job, workload),
+        loss=_loss(job, workload),
+        shifted=runtime_of(job).shifted_logits and job.model.loss == "causal-lm",
+        kernels=workload.kernels or "eager",
+        norms_apart=job.model.family in KERNEL_SETS[workload.kernels or "eager"].apart,
+        padded=_masked(workload) or _masked_by_runtime(job, workload),
         binding_windows=tuple(window for window in job.model.windows if window <= seq),
         dropout=workload.dropout,
         quantized=quantized,
@@ -119,6 +153,7 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         adapter_targets=targets,
         one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.sdpa_multiplies),
         device_capability=_capability(job),
+        cache=runtime_of(job).cache_format if _caches(job, workload) else "",
     )
     policy = TrainingPolicy(
         optimizer=_optimizer_of(job, workload),
@@ -126,6 +161,7 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
         outputs_kept=workload.outputs == "kept",
         gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
         workspace=_workspace(job, training=True).bytes,
+        buffers=_causal_buffers(job),
     )
     return kernels, policy
 
@@ -258,7 +294,7 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
     uncertainty = job.model.relative_uncertainty
     for name, value in at_peak.items():
         if name != "workspace" and (uncertainty or name not in EXACT):
-            low, high = bounds(name, value, uncertainty, compiled.adapters)
+            low, high = bounds(name, value, uncertainty, compiled.adapters, compiled.widths)
             parts.append((value, low, high))
     reserved = binding.allocated + outside["fragmentation"].bytes
     total = reserved + outside["context"].bytes
@@ -336,7 +372,7 @@ def _details(
         if overhead is not None:
             low, high, basis = overhead.low, overhead.high, "assumed" if overhead.low != overhead.high else "exact"
         else:
-            low, high = bounds(name, value, uncertainty, compiled.adapters)
+            low, high = bounds(name, value, uncertainty, compiled.adapters, compiled.widths)
             basis = "assumed" if uncertainty else WIDTHS[name].basis
         now = outside[name].bytes if name in outside else at_peak.get(name, 0)
         table.append(

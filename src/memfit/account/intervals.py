@@ -50,15 +50,24 @@ COUNT_CERTAINTY = 5
 """How much surer a stated number of parameters is than dimensions typical for it: models sold as 70B have 68.98B to 72.7B."""
 
 
-def bounds(name: str, value: int, model_uncertainty: float, adapters: bool | None = None) -> tuple[int, int]:
+def bounds(
+    name: str,
+    value: int,
+    model_uncertainty: float,
+    adapters: bool | None = None,
+    kernels: tuple[int, int] | None = None,
+) -> tuple[int, int]:
     """Low and high of one component; an uncertain model widens all that follow from it.
 
-    `adapters`: `None` without, else whether their base is quantised.
+    `adapters`: `None` without, else whether their base is quantised. `kernels`: the least widths of a kernel set that no run was
+    compared with.
     """
     width = WIDTHS[name]
     below, above = width.below, width.above
     if adapters is not None and width.basis == "modelled":
         below, above = ADAPTER_WIDTHS[adapters]
+    if kernels is not None and width.basis == "modelled":
+        below, above = max(below, kernels[0]), max(above, kernels[1])
     if model_uncertainty:
         extra = round(model_uncertainty * 100 / (COUNT_CERTAINTY if name in FROM_THE_COUNT else 1))
         below, above = min(below + extra, 100), above + extra

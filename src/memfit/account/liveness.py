@@ -56,7 +56,8 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
                 saved[storage] += 1
     casts = {one.storage for one in tape.cached_casts.values()}
     source = lowered.input.storage
-    stays = {lowered.output.storage, *casts, *[one.storage for _, one in lowered.provided]}
+    returned = {one.storage for one in tape.returned}
+    stays = {lowered.output.storage, *casts, *returned, *[one.storage for _, one in lowered.provided]}
     if lowered.logits is not None:
         stays.add(lowered.logits.storage)
     if lowered.input_held:
@@ -68,7 +69,7 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
     for storage, (axis, num_bytes) in enumerate(sizes):
         if storage >= first_logits and axis != ONCE:
             component = LOGITS
-        elif saved[storage] and storage not in casts:
+        elif (saved[storage] and storage not in casts) or storage in returned:
             component = ACTIVATIONS
         else:
             component = TEMPORARY
@@ -116,7 +117,7 @@ class _Gradient:
 class _Backward:
     """Replays the nodes in reverse from a state in which everything kept is alive."""
 
-    def __init__(self, lowered: Lowered, plan: _Plan, start: Form, *, stays: int | None, accumulation: Accumulation) -> None:
+    def __init__(self, lowered: Lowered, plan: _Plan, start: Form, *, stays: frozenset[int], accumulation: Accumulation) -> None:
         self.nodes = lowered.tape.nodes
         first = lowered.tape.first_logits
         self.first_logits = len(plan.storages) if first is None else first
@@ -150,7 +151,7 @@ class _Backward:
             now = self.now
             for storage in node.saved:
                 saved[storage] -= 1
-                if saved[storage] == 0 and storage != stays:
+                if saved[storage] == 0 and storage not in stays:
                     now -= storages[storage]
             for gradient in arrived:
                 gradient.holders -= 1
@@ -189,9 +190,10 @@ class _Backward:
         if node.weight_grads:
             there, settled = self._weight_gradients(node)
             now += there
-        if node.handed >= 0:
-            now -= self.storages[node.handed]
-            self.saved[node.handed] = 0  # not to be freed once more
+        for storage in node.handed:
+            if self.saved[storage] == 1:  # not if another node keeps it as well, nor once more
+                now -= self.storages[storage]
+                self.saved[storage] = 0
         self.states.append(now + _scratch(node.backward_scratch) if node.backward_scratch else now)
         self.now = now - settled
         return made
@@ -280,7 +282,9 @@ def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool,
         held = ZERO if plan.saved[logits.storage] else outputs
     backward: tuple[Form, ...] = ()
     if lowered.output.requires_grad:
-        stays = logits.storage if logits else None
+        stays = frozenset([one.storage for one in ([logits] if logits else [])])
+        if outputs_kept:
+            stays |= {one.storage for one in lowered.tape.returned}
         replay = _Backward(lowered, plan, memory.kept + held, stays=stays, accumulation=accumulation)
         backward = replay.run(lowered.output, (ONCE, 4) if is_last else lowered.output.size)
     gradients = _gradients(lowered, accumulation)
@@ -296,6 +300,14 @@ def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
             elif name in accumulation.pending or not (accumulation.persist or accumulation.repeated or accumulation.shares(name)):
                 total += num_bytes
     return form(GRADIENTS, ONCE, total)
+
+
+def _returned(lowered: Lowered, plan: _Plan) -> tuple[Form, Form]:
+    """The cache's part that no node saves, and the part that one does."""
+    parts = [ZERO, ZERO]
+    for one in lowered.tape.returned:
+        parts[bool(plan.saved[one.storage])] += form(ACTIVATIONS, *one.size)
+    return parts[0], parts[1]
 
 
 def _is_leaf(lowered: Lowered, tensor: Tensor) -> bool:
@@ -322,6 +334,7 @@ def _block_memory(lowered: Lowered, plan: _Plan, kept: Form) -> BlockMemory:
         output_dtype=lowered.output.dtype,
         output_requires_grad=lowered.output.requires_grad,
         casts_saved=form(TEMPORARY, ONCE, saved_casts),
+        returned=_returned(lowered, plan),
         read=tuple(
             [
                 Read(name, form(ACTIVATIONS, *one.size), bool(plan.saved[one.storage]), one.requires_grad)

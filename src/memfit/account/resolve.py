@@ -8,6 +8,7 @@ from memfit.account import overheads
 from memfit.errors import UsageError, did_you_mean
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.context import ALL_LINEAR, target_of
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 from memfit.options import options_of
 from memfit.precision import training_policy
@@ -20,7 +21,6 @@ _DEFAULTS_WORTH_SAYING = {
     "batch": "one sequence at a time",
     "concurrency": "one sequence at a time",
     "checkpointing": "nothing is recomputed",
-    "loss": "the model's own loss, logits upcast to fp32",
     "optimizer": "torch.optim.AdamW",
     "padding": "no attention mask; any padding switches the attention kernel and costs memory",
     "logits": "what generation needs",
@@ -107,6 +107,12 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
         choices.assume("target_seq", length, "as long as the source")
     if workload.outputs is None:
         choices.assume("outputs", runtime.outputs, f"what a {runtime.name} loop does")
+    _resolve_kernels(model, runtime, workload, choices)
+    if workload.use_cache is None:
+        choices.changes["use_cache"] = runtime.use_cache
+        if runtime.mask_without_cache and model.kind == "decoder" and workload.checkpointing == "none":
+            why = "config.use_cache=False, as training scripts set it; left on, sdpa gets no mask but keys and values are copied"
+            choices.assume("use_cache", runtime.use_cache, why)
     precision = workload.precision
     if precision is None:
         half = "fp16" if _lacks_bf16(job) else "bf16"
@@ -143,6 +149,24 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
                 f"the checkpoint is {model.facts['quantization']}; training is counted on weights in {policy.weight}",
             )
         )
+
+
+def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices: _Choices) -> None:
+    """The kernel set, what the runtime brings where the job does not say, and the loss that comes with it.
+
+    Raises:
+        UsageError: a set without kernels for this family.
+    """
+    name = workload.kernels
+    if name is None:
+        name = choices.changes["kernels"] = runtime.kernels
+    found = KERNEL_SETS[name]
+    if found.families is not None and model.family not in found.families:
+        raise UsageError(f"--kernels {name} has nothing for {model.family}, only for {', '.join(found.families)}: leave it out")
+    if workload.loss is None:
+        fused = found.loss == "fused" and model.loss == "causal-lm" and model.family not in found.plain_loss
+        why = f"{name} kernels compute it with the head" if fused else "the model's own loss, logits upcast to fp32"
+        choices.assume("loss", "fused" if fused else "eager", why)
 
 
 def _resolve_images(model: Model, workload: Training, choices: _Choices) -> None:
@@ -277,6 +301,10 @@ def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
         return
     if workload.attention not in model.attention_kernels:
         why = f"{model.family} does not support {workload.attention} {_why_not(model)}; it falls back to eager"
+        choices.assume("attention", "eager", why)
+    elif workload.attention == "sdpa" and model.family in runtime_of(job).no_sdpa:
+        runtime = runtime_of(job)
+        why = f"{runtime.name} {runtime.version} has no sdpa for {model.family}"
         choices.assume("attention", "eager", why)
     elif workload.attention == "sdpa":
         choices.assumptions.append(

@@ -82,6 +82,13 @@ class Timeline:
         """What is kept for backward of values from outside."""
         return sum([one.form for one in self.outside.values() if one.saved])
 
+    def cache(self, *, beside_kept: bool = False) -> Form:
+        """Keys and values in the cache object that the caller holds with the model's outputs."""
+        if not self.outputs_kept:
+            return ZERO
+        parts = 1 if beside_kept else 2
+        return sum([sum(memory.returned[:parts]) * run.repeat for run in self.runs for memory in run.blocks])
+
     def returned(self, *, beside_kept: bool = False) -> Form:
         """Values from outside that the caller holds as the model's outputs."""
         held = [one for one in self.outside.values() if one.returned and self.outputs_kept]
@@ -128,13 +135,13 @@ class Timeline:
                 kept, recomputed = kept + source, recomputed + period_kept * run.repeat - source
                 casts += sum([one.region_casts for one in run.bare]) * run.repeat
                 continue
-            period_casts = sum([one.region_casts for one in run.bare])
+            period_casts = sum([one.region_casts + one.returned[0] for one in run.bare])
             kept += period_kept * (run.repeat - 1)
             casts += period_casts * (run.repeat - 1)
             for place, memory in enumerate(run.bare):
                 self.note(phase, run.names[place], kept + casts + held, memory.forward)
                 kept += run.kept(place)
-                casts += memory.region_casts
+                casts += memory.region_casts + memory.returned[0]
             if run.role == "embedding" or not index:
                 embedded = self._embedded(index)
         return before, kept
@@ -156,7 +163,8 @@ class Timeline:
 
     def backward(self, before: list[Form], outputs: Form) -> None:
         """Moments of backward, in which gradients grow as activations shrink."""
-        gradients = ZERO
+        grown = ZERO  # gradients, and keys and values that only the cache still holds
+        cache = self.cache(beside_kept=True)
         waiting: dict[str, Form] = {}
         for index in range(len(self.runs) - 1, -1, -1):
             run = self.runs[index]
@@ -164,6 +172,8 @@ class Timeline:
             held = self.tables + self._outside_backward(index)
             held += ZERO if index == len(self.runs) - 1 else outputs
             held += self.masks[index] if self.masks_stay else ZERO
+            held += cache
+            released = [memory.returned[1] if self.outputs_kept else ZERO for memory in run.blocks]
             period_kept = sum([run.kept(place) for place in range(len(run.blocks))])
             turns = {0, run.repeat - 1, *range(min(len(run.turns), run.repeat))}
             for turn in sorted(turns):
@@ -171,16 +181,16 @@ class Timeline:
                 prefixes = [inside]
                 for place in range(len(run.blocks)):
                     prefixes.append(prefixes[-1] + run.kept(place))
-                later = gradients + run.gradients(turn)
+                later = grown + run.gradients(turn) + sum(released) * turn
                 for place in range(len(run.blocks) - 1, -1, -1):
                     memory = run.turn(turn)[place]
                     self._block(run, memory, prefixes[place] + later + held, waiting, run.names[place])
-                    later += memory.gradients
+                    later += memory.gradients + released[place]
                     if memory.read:
                         waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
                     for value in memory.provided:
                         waiting.pop(value.name, None)
-            gradients += run.gradients(run.repeat) + run.settled
+            grown += run.gradients(run.repeat) + run.settled + sum(released) * run.repeat
 
     def _block(self, run: Run, memory: BlockMemory, base: Form, waiting: dict[str, Form], name: str) -> None:
         if not memory.backward:

@@ -53,6 +53,8 @@ class TrainingPolicy(NamedTuple):
     outputs_kept: bool
     gradients_persist: bool
     workspace: int
+    buffers: int = 0
+    """Untrained tensors of the release's modelling code, beside the model's own."""
 
     @property
     def step(self) -> StepPolicy:
@@ -185,9 +187,10 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         forward_end=kept
         + last.outputs_held
         + timeline.returned(beside_kept=True)
+        + timeline.cache(beside_kept=True)
         + tables
         + (sum(masks) if timeline.masks_stay else ZERO),
-        backward_end=last.outputs + timeline.returned() + timeline.leaves() + leaf,
+        backward_end=last.outputs + timeline.returned() + timeline.cache() + timeline.leaves() + leaf,
     )
 
 
@@ -221,7 +224,7 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     step = _step(model, kernels, policy.step)
     totals = _totals(model, kernels)
     states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    weights, gradients = form(WEIGHTS, ONCE, totals.weights), form(GRADIENTS, ONCE, totals.gradients)
+    weights, gradients = form(WEIGHTS, ONCE, totals.weights + policy.buffers), form(GRADIENTS, ONCE, totals.gradients)
     statics = weights + totals.inputs + form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
     held = gradients
     if policy.gradients_persist:

@@ -86,8 +86,9 @@ def language_head(
             logits = b.scale(logits)
         if softcap:
             logits = b.softcap(logits)
+        loss = b.loss(logits, upcast=True)
         b.until_here(x)
-        return Segment((b.done(b.loss(logits, upcast=True)),), role="head"), "causal-lm"
+        return Segment((b.done(loss),), role="head"), "causal-lm"
     num_labels = config.num_labels()
     if architecture.endswith("ForSequenceClassification"):
         logits = b.one_token(b.linear("score", x, num_labels, role="head", split="none"), view=False)

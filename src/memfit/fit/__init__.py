@@ -10,6 +10,7 @@ from memfit.account import resolve as real_resolve
 from memfit.fit.advise import next_steps, verify, warnings
 from memfit.fit.answer import Answer, Limit, Recommendation, RuleOfThumb, Step, Verdict, Warning
 from memfit.fit.hardware import smallest_devices
+from memfit.fit.kernels import kernels_in_force
 from memfit.fit.ladder import climb
 from memfit.fit.limits import EstimateFunction, solve_limits
 from memfit.fit.thumb import rule_of_thumb
@@ -49,6 +50,7 @@ def judge_estimate(asked: Job, resolved: Resolved, estimate: EstimateFunction) -
         verify=verify(job, current),
         next=next_steps(asked, job, estimate, current, verdict, limits, ladder, [device.id for device in devices]),
         smallest_devices=tuple((device.id, 1) for device in devices),
+        kernels=kernels_in_force(job, estimate, current.peak.device_bytes),
     )
 
 

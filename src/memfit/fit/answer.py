@@ -63,6 +63,19 @@ class Step(Record):
     command: str
 
 
+class Kernel(Record):
+    """A kernel in force: what it computes (modules, attention, loss), its name, and why it is that one."""
+
+    computes: str
+    name: str
+    why: str
+    layers: int | None = None
+    """How many layers it computes; `None`: all."""
+    costs_bytes: int | None = None
+    """Device bytes beyond what the kernel without a mask would take; `None`: not a question of a mask."""
+    source: str = ""
+
+
 class Answer(Record):
     """Everything memfit says about one job."""
 
@@ -78,3 +91,5 @@ class Answer(Record):
     next: tuple[Step, ...]
     smallest_devices: tuple[tuple[str, int], ...] = ()
     """Without a device: the smallest catalogue devices that hold the job, as (id, count)."""
+    kernels: tuple[Kernel, ...] = ()
+    """The kernels in force, and why."""

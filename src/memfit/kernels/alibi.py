@@ -15,7 +15,8 @@ from memfit.model.description import PAIR, Op
 
 
 def _operand(tape: Tape, x: Tensor, *, copied: bool) -> Tensor:
-    """What a batched product reads: in the compute format, and a copy when its heads are strided."""
+    """What a batched product reads: in the compute format, and a copy when its heads are strided (a cache's are not)."""
+    copied = copied and not tape.in_cache(x)
     x = tape.autocast_compute(x)
     return functions.unary(tape, x) if copied else x
 

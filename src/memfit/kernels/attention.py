@@ -8,7 +8,8 @@ Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 int
 from __future__ import annotations
 
 from memfit.kernels import functions
-from memfit.kernels.context import Context
+from memfit.kernels.context import Context, KernelPolicy
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.kernels.tape import Size, Tape, Tensor
 from memfit.model.description import (
     CROSS_PAIR,
@@ -35,28 +36,64 @@ def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: T
         return _biased_efficient(context, op, q, k, v, bias)
     given = (k, v)
     q, k, v = (tape.autocast_compute(one) for one in (q, k, v))
-    half = q.dtype in ("bf16", "fp16")
-    head_dim = q.width // op.attributes["num_heads"]
-    if implementation == "flash":
-        return _flash_padded(context, op, q, k, v) if context.policy.padded else _flash(context, op, q, k, v)
-    masked = has_mask(context, op)
-    if not masked and half and head_dim <= FLASH_MAX_HEAD_DIM and _flash_capable(context):
+    kernel = chosen(context.policy, op, q.dtype)
+    if kernel == "flash":
         return _flash(context, op, q, k, v)
-    grouped = op.attributes["num_kv_heads"] != op.attributes["num_heads"]
-    if grouped and not masked and head_dim <= FLASH_MAX_HEAD_DIM:
+    if kernel == "flash-unpadded":
+        return _flash_padded(context, op, q, k, v)
+    if kernel == "math":
         return _math(context, op, q, k, v)
+    masked = has_mask(context.policy, op)
     return _memory_efficient(context, op, q, k, v, masked, cast=(k is not given[0], v is not given[1]))
 
 
-def has_mask(context: Context, op: Op) -> bool:
+def chosen(policy: KernelPolicy, op: Op, dtype: str) -> str:
+    """The kernel that computes the attention `op` on operands of `dtype`.
+
+    eager | flash | flash-unpadded | math | memory-efficient.
+
+    FlashAttention's own package takes what it is given, without its padding. `sdpa` is torch's choice among its kernels, by mask,
+    format, head dimension, heads and compute capability.
+    """
+    if policy.attention == "eager":
+        return "eager"
+    if policy.attention == "flash":
+        return "flash-unpadded" if policy.padded else "flash"
+    masked = has_mask(policy, op)
+    heads = op.attributes["num_heads"]
+    fits = op.inputs[0].width // heads <= FLASH_MAX_HEAD_DIM
+    if not masked and fits and dtype in ("bf16", "fp16") and _flash_capable(policy):
+        return "flash"
+    grouped = op.attributes["num_kv_heads"] != heads
+    return "math" if grouped and not masked and fits else "memory-efficient"
+
+
+def cached(context: Context, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The cache's first update: `cat` with nothing copies keys and values; attention reads the copies, the outputs hold them.
+
+    Source: transformers 4.57 and 5 cache_utils.py, DynamicLayer.update. In 4.57 the empty values have the keys' format, to which
+    `cat` then promotes.
+    """
+    tape = context.tape
+    copies = []
+    for one in (k, v):
+        dtype = tape.promote(k, one) if context.policy.cache == "keys" else one.dtype
+        out = tape.tensor(one.axis, one.width, dtype)
+        tape.record((one,), (out,), alias=True)
+        tape.returned.append(out)
+        copies.append(out)
+    return copies[0], copies[1]
+
+
+def has_mask(policy: KernelPolicy, op: Op) -> bool:
     """A mask is passed when the batch is padded, or a sliding window is not longer than the sequence."""
     target = op.inputs[0].axis == TARGET_TOKEN and op.inputs[1].axis == TARGET_TOKEN  # padding reaches the source only
-    return (context.policy.padded and not target) or op.attributes["window"] in context.policy.binding_windows
+    return (policy.padded and not target) or op.attributes["window"] in policy.binding_windows
 
 
-def _flash_capable(context: Context) -> bool:
+def _flash_capable(policy: KernelPolicy) -> bool:
     """PyTorch's flash kernel needs compute capability 8.0."""
-    capability = context.policy.device_capability
+    capability = policy.device_capability
     return capability is None or capability >= (8, 0)
 
 
@@ -92,7 +129,8 @@ def _flash(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scratch.append((k.axis, 2 * expanded))
     tape.record((q, k, v), (out, lse), saved=(q, k, v, out, lse), backward_scratch=scratch)
     lse.requires_grad = False
-    return _contiguous(tape, out) if op.attributes["head_major"] else out
+    copied = op.attributes["head_major"] and not KERNEL_SETS[context.policy.kernels].rotary_in_place
+    return _contiguous(tape, out) if copied else out
 
 
 def _flash_padded(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,7 +197,7 @@ def _biased_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     """
     tape = context.tape
     heads = op.attributes["num_heads"]
-    padded = has_mask(context, op)
+    padded = has_mask(context.policy, op)
     pair = pair_axis(q, k)
     if padded or op.attributes["causal"]:
         causal = tape.tensor(bias.axis, 1, "bool")
@@ -195,7 +233,7 @@ def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k, v = _repeat(tape, op, k), _repeat(tape, op, v)
     k = functions.unary(tape, k)
     scores = functions.matmul(tape, q, k, pair_axis(q, k), heads)
-    masked = has_mask(context, op)
+    masked = has_mask(context.policy, op)
     if op.attributes["causal"] or masked:
         mask = tape.tensor(pair_axis(q, k) if masked else POSITION_PAIR, 1, q.dtype)
         tape.record((), (mask,))
@@ -228,7 +266,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
         scores = functions.add(tape, scores, bias)
     if op.attributes["softcap"]:
         scores = functions.unary(tape, functions.unary(tape, functions.unary(tape, scores), save_output=True))
-    if op.attributes["causal"] or has_mask(context, op):
+    if op.attributes["causal"] or has_mask(context.policy, op):
         masked = tape.tensor(pair, heads, scores.dtype)
         tape.record((scores,), (masked,), alias=True)
         scores = masked
@@ -248,6 +286,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
 
 
 def _operand(tape: Tape, x: Tensor, strided: bool) -> Tensor:
-    """What a batched product reads: in the compute format, and copied when its heads are strided."""
+    """What a batched product reads: in the compute format, and copied when its heads are strided (a cache's are not)."""
+    strided = strided and not tape.in_cache(x)
     x = tape.autocast_compute(x)
     return functions.unary(tape, x) if strided else x

@@ -28,6 +28,13 @@ class KernelPolicy(NamedTuple):
     attention: str = "sdpa"
     """flash | sdpa | eager"""
     loss: str = "eager"
+    """eager | fused (with the head) | in-place (its gradient is written over the logits in forward)"""
+    kernels: str = "eager"
+    """The kernel set: see kernels/sets.py."""
+    norms_apart: bool = False
+    """That set's norms make a gradient of their own instead of writing it over that of their output."""
+    shifted: bool = False
+    """The loss copies the logits without the last position, instead of shifting the labels."""
     training: bool = True
     padded: bool = False
     binding_windows: tuple[int, ...] = ()
@@ -49,6 +56,9 @@ class KernelPolicy(NamedTuple):
     """Inference: the logits are sampled from."""
     checkpointed: bool = False
     """The layers run under checkpoints, which T5's cross-attention looks at: its untrained bias then gets a gradient."""
+    cache: str = ""
+    """Training with a cache object, whose copies attention reads: "" (none) | own (each in its format) | keys (values in the
+    keys' format)."""
     decoding: bool = False
     """Inference: one new token per sequence, for which sdpa needs no repeated keys and values."""
 

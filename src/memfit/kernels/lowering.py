@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from memfit.kernels import attention, functions, modules
+from memfit.kernels import attention, functions, modules, sets
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.tape import Tape, Tensor
-from memfit.model.description import SEQUENCE, Block, Op
+from memfit.model.description import SEQUENCE, TARGET_TOKEN, Block, Op
 
 
 class Lowered(NamedTuple):
@@ -30,6 +30,10 @@ class Lowered(NamedTuple):
 
 def _one(result: Tensor) -> list[Tensor]:
     return [result]
+
+
+def _cross_entropy(context: Context, op: Op, logits: Tensor) -> list[Tensor]:
+    return [modules.cross_entropy(context, op, logits)]
 
 
 _KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
@@ -120,7 +124,9 @@ def lower(
     ends: list[int] = []
     nodes = tape.nodes
     fused = False
-    for op in block.ops:
+    replaced = sets.kernels_of(policy.kernels)
+    gated = sets.KERNEL_SETS[policy.kernels].gated
+    for op in sets.with_gated_products(block.ops, gated) if gated else block.ops:
         kind = op.kind
         inputs = [values[value.id] for value in op.inputs]
         if kind == "head":
@@ -134,7 +140,7 @@ def lower(
                 results = [modules.fused_cross_entropy(context, op, head.parameters[0], inputs[0])]
             else:
                 logits = inputs[0]
-                results = [modules.cross_entropy(context, op, logits)]
+                results = list((replaced.get(f"{policy.loss} loss") or _cross_entropy)(context, op, logits))
         elif fused:
             results = inputs[:1]
         elif kind in {"linear", "head"}:
@@ -146,7 +152,10 @@ def lower(
         elif kind == "embedding":
             results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
         else:
-            results = (_KERNELS.get(kind) or _kernel(kind))(context, op, *inputs)
+            if policy.cache and kind.endswith("attention") and (block.cache is not None or inputs[0].axis == TARGET_TOKEN):
+                inputs[1:3] = attention.cached(context, *inputs[1:3])
+                values.update(zip([value.id for value in op.inputs[1:3]], inputs[1:3], strict=True))  # under the same names
+            results = (replaced.get(kind) or _KERNELS.get(kind) or _kernel(kind))(context, op, *inputs)
         for value, result in zip(op.outputs, results, strict=True):
             values[value.id] = output = result
         ends.append(len(nodes) - 1)

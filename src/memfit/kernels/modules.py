@@ -196,11 +196,18 @@ def one_token(context: Context, op: Op, x: Tensor) -> Tensor:
 def cross_entropy(context: Context, op: Op, logits: Tensor) -> Tensor:
     """logits.float(), log_softmax, nll_loss, as ForCausalLMLoss and nn.CrossEntropyLoss run: keeps the log-softmax in fp32.
 
-    16-bit logits: forward peak 2V + 4V + 4V a token, forward end 2V + 4V while the outputs are referenced.
+    16-bit logits: forward peak 2V + 4V + 4V a token, forward end 2V + 4V while the outputs are referenced. Releases that shift
+    the logits instead of the labels copy them in fp32: 4V more.
     Source: transformers 5 loss/loss_utils.py.
     """
     tape = context.tape
     upcast = tape.cast(logits, "fp32") if op.attributes["upcast"] else logits
+    if context.policy.shifted and op.attributes["upcast"]:
+        # `logits[..., :-1, :].contiguous()`: a copy, whose backward is added into a tensor of zeros; the names stay
+        shifted = functions.unary(tape, upcast, backward_scratch=1)
+        tape.hold_to_the_end(logits)
+        tape.hold_to_the_end(upcast)
+        upcast = shifted
     # without the upcast, autocast leaves log_softmax in 16 bit and casts its result for nll_loss
     log_probs = tape.autocast_fp32(functions.unary(tape, upcast, save_output=True))
     labels = tape.tensor(logits.axis, 1, "int64")
@@ -239,7 +246,7 @@ def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) 
     inputs = (x,) if copy is None else (x, copy)
     tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=scratch)
     if trained:
-        tape.nodes[-1].handed = outputs[-1].storage
+        tape.nodes[-1].handed = (outputs[-1].storage,)
     for one in outputs[1:]:
         one.requires_grad = False
     if copy is not None:

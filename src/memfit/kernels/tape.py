@@ -59,8 +59,8 @@ class Node:
         """For each trained parameter: bytes of its gradient, bytes of the copy in the compute format before it, its name."""
         self.scratch = scratch
         self.backward_scratch = backward_scratch
-        self.handed = -1
-        """A saved storage that becomes the parameter's gradient: it was made in forward, and backward makes no other."""
+        self.handed: tuple[int, ...] = ()
+        """Saved storages that become gradients: made in forward, or written over; backward makes no others."""
         self.view_gradient = view_gradient
         """Its input's gradient is a view (a matrix product over folded dimensions): a second one is not added to it in place."""
 
@@ -80,6 +80,8 @@ class Tape:
         """Storages that a Python name holds: storage -> index of the node after which it is let go."""
         self.cached_casts: dict[str, Tensor] = {}
         """Autocast's casts of trained weights, alive until the autocast block ends."""
+        self.returned: list[Tensor] = []
+        """Keys and values in the cache object that the model returns: alive as long as the caller holds the outputs."""
         self.first_logits: int | None = None
         """The storage of the head's output: it and all later ones of the block are counted as logits."""
 
@@ -105,6 +107,10 @@ class Tape:
     def hold_to_the_end(self, x: Tensor) -> None:
         """A Python name keeps `x` as long as the block runs."""
         self.held[x.storage] = WHOLE_BLOCK
+
+    def in_cache(self, x: Tensor) -> bool:
+        """Whether these are the cache object's keys or values, which lie head by head."""
+        return any(one is x for one in self.returned)
 
     def view(self, base: Tensor, width: int) -> Tensor:
         """A part of `base`, or another shape of it, in the same storage."""

@@ -13,6 +13,7 @@ from memfit.report.text import (
     flags_text,
     headline,
     interval,
+    kernel_text,
     limit_note,
     percent,
     plain,
@@ -61,8 +62,8 @@ def to_markdown(answer: Answer) -> str:
         _components(answer),
     ]
     parts += _warnings(answer)
-    parts += [section for section in (_recommendations(answer), _phases(answer), _limits(answer), _assumptions(answer),
-                                      _rule(answer), _steps(answer)) if section]  # fmt: skip
+    parts += [section for section in (_recommendations(answer), _phases(answer), _limits(answer), _kernels(answer),
+                                      _assumptions(answer), _rule(answer), _steps(answer)) if section]  # fmt: skip
     parts.append(f"<sub>memfit {version()}: {NOTICE}</sub>")
     return "\n\n".join(parts) + "\n"
 
@@ -116,6 +117,11 @@ def _limits(answer: Answer) -> str:
     ]  # fmt: skip
     header = ["number", "largest that fits", "likely", "fixed", "per unit", "binds"]
     return details("Limits", table(header, rows, "lrrrrl")) if rows else ""
+
+
+def _kernels(answer: Answer) -> str:
+    rows = [[escape(one.computes), escape(one.name), escape(kernel_text(one))] for one in answer.kernels]
+    return details("Kernels in force", table(["what", "kernel", "why"], rows, "lll")) if rows else ""
 
 
 def _assumptions(answer: Answer) -> str:

@@ -55,6 +55,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "headroom": job.headroom,
         "smallest_devices": [{"device": name, "count": count} for name, count in answer.smallest_devices],
         "notes": list(estimate.notes),
+        "kernels": [one.as_dict() for one in answer.kernels],
     }
 
 

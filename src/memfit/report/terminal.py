@@ -27,6 +27,7 @@ from memfit.report.text import (
     flags_text,
     headline,
     interval,
+    kernel_text,
     limit_note,
     percent,
     plain,
@@ -60,7 +61,7 @@ def _parts(answer: Answer, look: Look, explain: bool) -> Iterator[RenderableType
         yield Text.assemble(("warning: ", "bold yellow"), plain(warning.text))
     yield Text("")
     yield from _components(answer, look, explain)
-    for section in (_limits, _recommendations, _phases, _assumptions, _rule_of_thumb, _steps):
+    for section in (_limits, _recommendations, _phases, _kernels, _assumptions, _rule_of_thumb, _steps):
         yield from section(answer, look)
     yield Text("")
     yield Text(f"memfit {version()}: {NOTICE}", style="dim")
@@ -198,6 +199,17 @@ def _phases(answer: Answer, look: Look) -> Iterator[RenderableType]:
         row = [cell(phase.name + (" (first step)" if phase.first_step else "")), cell(show_bytes(phase.allocated_bytes)),
                Text(bar(phase.allocated_bytes, largest, _BAR_WIDTH, look), style="cyan")]  # fmt: skip
         made.add_row(*row, *([cell(mostly)] if wide else []))
+    yield indented(made)
+
+
+def _kernels(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    if not answer.kernels:
+        return
+    yield Text("")
+    yield heading("Kernels in force")
+    made = table([Column("what"), Column("kernel"), Column("why", wrap=True)], look)
+    for one in answer.kernels:
+        made.add_row(cell(one.computes), cell(one.name), cell(kernel_text(one)))
     yield indented(made)
 
 

@@ -9,7 +9,7 @@ from memfit.units import GiB, KiB, MiB, format_count, format_gib
 
 if TYPE_CHECKING:
     from memfit.devices import Cluster
-    from memfit.fit.answer import Answer, Limit, Recommendation
+    from memfit.fit.answer import Answer, Kernel, Limit, Recommendation
 
 VERDICT_WORDS = {"yes": "FITS", "tight": "TIGHT", "no": "DOES NOT FIT"}
 NOTICE = "estimate, verify on a real run"
@@ -130,3 +130,10 @@ def limit_note(limit: Limit) -> str:
 def fits_word(fits: str | None) -> str:
     """The verdict of one change: a word, never a colour alone."""
     return {"yes": "fits", "tight": "tight", "no": "too large"}.get(fits or "", "")
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """What a kernel is, for how many layers, and what its mask costs."""
+    layers = "" if kernel.layers is None else f" ({kernel.layers} layers)"
+    cost = f"; the mask costs {show_bytes(kernel.costs_bytes)}" if kernel.costs_bytes else ""
+    return f"{kernel.why}{layers}{cost}"

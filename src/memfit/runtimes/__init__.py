@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from memfit.errors import UsageError
 from memfit.runtimes.facts import Runtime
-from memfit.runtimes.hf import HF, HF_4, HF_TRAINER, HF_TRAINER_4, TORCH
+from memfit.runtimes.hf import (
+    HF,
+    HF_4,
+    HF_4_46,
+    HF_4_49,
+    HF_TRAINER,
+    HF_TRAINER_4,
+    HF_TRAINER_4_46,
+    HF_TRAINER_4_49,
+    TORCH,
+)
 
 RUNTIMES = {one.name: one for one in (HF, HF_TRAINER, TORCH)}
 """Runtimes by the name that `--runtime` takes, as their newest release behaves."""
 
-EARLIER = (HF_4, HF_TRAINER_4)
+EARLIER = (HF_4, HF_TRAINER_4, HF_4_49, HF_TRAINER_4_49, HF_4_46, HF_TRAINER_4_46)
 """How earlier releases behaved, for `name@release`: newest first within a name."""
 
 DEFAULT_RUNTIME = HF

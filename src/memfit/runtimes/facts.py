@@ -22,7 +22,23 @@ class Runtime(NamedTuple):
     """Block-wise optimizers keep 32-bit states for embeddings."""
     trainer: bool = False
     """Whether TrainingArguments configure it, or the user's own loop."""
+    kernels: str = "eager"
+    """The kernel set that it brings: see memfit/kernels/sets.py."""
+    use_cache: str = "off"
+    """on | off: whether a training loop leaves config.use_cache on where the job does not say."""
+    shifted_logits: bool = False
+    """The causal loss copies the upcast logits without their last position, instead of shifting the labels."""
     mask_without_cache: bool = False
-    """sdpa gets a mask whenever the caller passes none and there is no cache object, as under checkpointing."""
+    """sdpa gets a mask whenever the caller passes none and there is no cache object."""
+    own_masks: tuple[str, ...] = ()
+    """Families whose modelling code makes its masks itself, so that `mask_without_cache` does not hold for them."""
+    causal_buffers: tuple[str, ...] = ()
+    """Families whose layers each have a triangle of booleans over all positions as a buffer: L P^2 bytes."""
+    uncached: tuple[str, ...] = ()
+    """Families that build no cache object in training, whatever config.use_cache says."""
+    no_sdpa: tuple[str, ...] = ()
+    """Families that have no sdpa attention yet and run eager."""
+    cache_format: str = "own"
+    """The format of the values that a cache object holds: their own, or that of the keys."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""

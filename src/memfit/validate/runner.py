@@ -10,7 +10,7 @@ from memfit.validate import corpus, parameters, serving, traces, training
 from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
-PARTS = ("parameters", "kept", "traced", "heldout", "training", "serving")
+PARTS = ("parameters", "kept", "traced", "heldout", "releases", "kernels", "training", "serving")
 """What `groups` may name: parts of the corpus."""
 
 _KEPT = (
@@ -21,6 +21,8 @@ _TRACED = (
     "A whole training step of the real Hugging Face class under fake tensors and PyTorch's MemTracker: an ideal allocator, no "
     "libraries (torch 2.13, transformers 5.24). The error is a share of what is neither parameters nor optimizer states."
 )
+_KEPT_FAKE = "Bytes of tensors that autograd holds when forward and loss have run, under fake tensors on CUDA's dispatch path."
+_TRACED_FAKE = "A whole training step under fake tensors and PyTorch's MemTracker: an ideal allocator, no libraries."
 _HELDOUT = " These rows were made after the code, with varied settings, to find where it is wrong."
 
 
@@ -73,6 +75,23 @@ def _heldout(into: _Collected) -> None:
     _traced_part(into, "heldout_traced", "held-out traced", "Held out, traced step", _TRACED + _HELDOUT)
 
 
+_RELEASE = (
+    " The classes of transformers 4.57, asked with `--runtime hf@4.57`: with the cache object that config.use_cache builds, and "
+    "without it, where its search for packed sequences makes a mask."
+)
+_KERNEL_SET = " The same classes with Liger's kernels in place, asked with `--kernels liger`; the kernels write nothing."
+
+
+def _releases(into: _Collected) -> None:
+    _kept_part(into, "release_kept", "release kept", "transformers 4.57, kept for backward", _KEPT_FAKE + _RELEASE)
+    _traced_part(into, "release_traced", "release traced", "transformers 4.57, traced step", _TRACED_FAKE + _RELEASE)
+
+
+def _kernels(into: _Collected) -> None:
+    _kept_part(into, "liger_kept", "liger kept", "Liger, kept for backward", _KEPT_FAKE + _KERNEL_SET)
+    _traced_part(into, "liger_traced", "liger traced", "Liger, traced step", _TRACED_FAKE + _KERNEL_SET)
+
+
 _MODE_TITLES = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 
@@ -113,6 +132,8 @@ _RUNNERS: dict[str, Callable[[_Collected], None]] = {
     "kept": _kept,
     "traced": _traced,
     "heldout": _heldout,
+    "releases": _releases,
+    "kernels": _kernels,
     "training": _training,
     "serving": _serving,
 }

@@ -47,12 +47,15 @@ def job_of(row: Mapping[str, Any]) -> Job:
         "attention": run.get("attn", "sdpa"),
         "checkpointing": "full" if run.get("ckpt") else "none",
         "outputs": "kept",
+        "kernels": run.get("kernels", "eager"),
+        "use_cache": "on" if run.get("cache") else "off",
     }
+    overheads = NOTHING_BESIDE_TENSORS.replace(runtime=run.get("runtime"))
     image = row["seq"] if run.get("kind") == "img" else None
     model = build_model(row["config"], name=row["id"], source="validation corpus", head=row["cls"], image=image)
     lora = run.get("lora")
     if lora is None:
-        return Job(model=model, workload=Training(**settings), overheads=NOTHING_BESIDE_TENSORS)
+        return Job(model=model, workload=Training(**settings), overheads=overheads)
     adapters = FineTuning(
         method="lora",
         lora_rank=lora.get("r", DEFAULT_RANK),
@@ -61,7 +64,7 @@ def job_of(row: Mapping[str, Any]) -> Job:
         lora_dropout=lora.get("dropout", 0.0),
         **settings,
     )
-    return Job(model=model, workload=adapters, overheads=NOTHING_BESIDE_TENSORS)
+    return Job(model=model, workload=adapters, overheads=overheads)
 
 
 NOT_YET = "not expressible yet: another architecture"

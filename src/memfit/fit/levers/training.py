@@ -69,7 +69,7 @@ FUSED_LOSS = Lever(
     group="loss",
     free=True,
     why_here="the same loss and gradients; a dependency to install",
-    applies=lambda job: _training(job).loss == "eager" and job.model.loss == "causal-lm",
+    applies=lambda job: _training(job).loss != "fused" and job.model.loss == "causal-lm",
     edit=lambda job: with_workload(job, loss="fused"),
     change=lambda before, after: "loss fused with the head, logits never stored",
     cost=_fused_loss_cost,
