@@ -7,7 +7,7 @@ from typing import Any
 
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.devices import Cluster, Device
-from memfit.fit.answer import Answer, Limit, Recommendation, RuleOfThumb, Step, Verdict, Warning
+from memfit.fit.answer import Answer, Kernel, Limit, Recommendation, RuleOfThumb, Step, Verdict, Warning
 from memfit.job import Assumption, Inference, Job, Overheads, Training
 
 GIB = 1 << 30
@@ -106,6 +106,10 @@ def training(**changes: Any) -> Answer:
             Assumption(name="precision", value="bf16-mixed", why="the usual mixed precision", flag="--precision"),
             Assumption(name="seq", value=2048, why="the longest batch binds", flag="--seq"),
             Assumption(name="tie", value=False, why="the config says so"),
+        ),
+        "kernels": (
+            Kernel(computes="modules", name="eager", why="as they are", source="modelling code"),
+            Kernel(computes="attention", name="memory-efficient", why="a padding mask is passed", layers=12, costs_bytes=GIB),
         ),
         "warnings": (Warning(code="first-step", text="the first step peaks lower"),),
         "verify": (Step(why="after two steps", command="python: print(torch.cuda.max_memory_allocated())"),),

@@ -51,7 +51,7 @@ from memfit.account.forms import Form, parts
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT, WIDTHS
 from memfit.account.liveness import Accumulation, BlockMemory, measure
 from memfit.account.states import OPTIMIZERS, Trained, find_optimizer, state_bytes, step_scratch
-from memfit.fit.answer import Answer, Limit, Recommendation, RuleOfThumb, Step, Verdict
+from memfit.fit.answer import Answer, Kernel, Limit, Recommendation, RuleOfThumb, Step, Verdict
 from memfit.fit.answer import Warning as Caution
 from memfit.job import Assumption, Hardware
 from memfit.kernels import Adapter, KernelPolicy, lower
@@ -251,7 +251,7 @@ def test_the_pages_name_everything_there_is() -> None:
 
 RESULTS: list[type[Any]] = [
     Answer, Verdict, Limit, Recommendation, RuleOfThumb, Caution, Step, Assumption, Estimate, Rank, Component, Phase, Peak,
-    CacheUse,
+    CacheUse, Kernel,
 ]  # fmt: skip
 
 

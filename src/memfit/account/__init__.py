@@ -4,6 +4,7 @@
 """
 
 from memfit.account.engine import compile_job, estimate, least_bytes
+from memfit.account.policies import kernel_policy
 from memfit.account.resolve import Resolved, resolve
 
-__all__ = ["Resolved", "compile_job", "estimate", "least_bytes", "resolve"]
+__all__ = ["Resolved", "compile_job", "estimate", "kernel_policy", "least_bytes", "resolve"]

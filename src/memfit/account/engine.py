@@ -11,16 +11,15 @@ from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, 
 from memfit.account.formulas import formula
 from memfit.account.intervals import EXACT, WIDTHS, bounds, combine
 from memfit.account.overheads import Overhead
+from memfit.account.policies import inference_kernels, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
-from memfit.account.resolve import lora_targets, runtime_of
 from memfit.account.serving import ServingPolicy, compile_serving
-from memfit.account.states import Optimizer, find_optimizer, state_bytes, tensors_of, trained_tensors
+from memfit.account.states import Optimizer, state_bytes, tensors_of, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
-from memfit.job import FineTuning, Inference, Job, Training
-from memfit.kernels import Adapter, KernelPolicy
+from memfit.job import Inference, Job, Training
+from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
-from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
 
 STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "workspace")
 """What is taken once and never given back: the allocator does not fragment around it."""
@@ -63,26 +62,6 @@ def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> i
     return state_bytes(optimizer, trained_tensors(tensors_of(model), kernels))
 
 
-def _optimizer_of(job: Job, workload: Training) -> Optimizer:
-    """The optimizer with the runtime's habits: which implementation `adamw` means, what embeddings keep."""
-    runtime = runtime_of(job)
-    optimizer = find_optimizer(runtime.adamw if workload.optimizer == "adamw" else workload.optimizer)
-    return optimizer._replace(full_embeddings=True) if optimizer.blockwise and runtime.full_embedding_states else optimizer
-
-
-def _workspace(job: Job, *, training: bool) -> Overhead:
-    given = job.overheads.workspace
-    if given is not None:
-        return Overhead(given, given, given, "given by hand")
-    return overheads.workspace(job.cluster.device if job.cluster else None, training=training)
-
-
-def _capability(job: Job) -> tuple[int, int] | None:
-    """Only an old device's capability changes kernels; `None` for all others keeps their profiles shared."""
-    capability = job.cluster.device.compute_capability if job.cluster else None
-    return capability if capability is not None and capability < (8, 0) else None
-
-
 def compile_job(job: Job) -> Compiled:
     """The compiled profile of a resolved job; compiled once per model, kernels and policy."""
     workload = job.workload
@@ -91,107 +70,20 @@ def compile_job(job: Job) -> Compiled:
     return _compile_training(job, workload)
 
 
-def _caches(job: Job, workload: Training) -> bool:
-    """Whether forward builds a cache object: checkpointing switches it off, and encoders have none."""
-    model = job.model
-    generates = (model.kind == "decoder" or model.encoder_decoder) and model.family not in runtime_of(job).uncached
-    return workload.use_cache == "on" and workload.checkpointing == "none" and generates
-
-
-def _loss(job: Job, workload: Training) -> str:
-    """The loss as the kernel set computes it."""
-    in_place = workload.loss == "eager" and job.model.family in KERNEL_SETS[workload.kernels or "eager"].plain_loss
-    return "in-place" if in_place else workload.loss or "eager"
-
-
-def _masked(workload: Training) -> bool:
-    """Whether batches bring a mask: padding does, packing does unless FlashAttention is told where the sequences begin."""
-    return workload.padding == "right" or (workload.padding == "packed" and workload.attention != "flash")
-
-
-def _masked_by_runtime(job: Job, workload: Training) -> bool:
-    """Whether the runtime makes a mask although nothing is padded."""
-    runtime, model = runtime_of(job), job.model
-    looks = runtime.mask_without_cache and model.kind == "decoder" and model.family not in runtime.own_masks
-    return looks and workload.attention == "sdpa" and not _caches(job, workload)
-
-
-def _causal_buffers(job: Job) -> int:
-    """L P^2: a boolean triangle over all positions in every layer, where the release's modelling code has them."""
-    model = job.model
-    return model.num_layers * (model.max_positions or 0) ** 2 if model.family in runtime_of(job).causal_buffers else 0
-
-
-def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
-    """What decides the kernels and the step of a training job."""
-    seq = workload.seq or 1
-    method = workload.method if isinstance(workload, FineTuning) else "full"
-    adapter: Adapter | None = None
-    targets: tuple[str, ...] = ()
-    quantized = None
-    if isinstance(workload, FineTuning) and method != "full":
-        adapter = Adapter(workload.lora_rank, workload.lora_dtype, workload.lora_dropout)
-        targets = lora_targets(workload)
-        if method == "qlora":
-            quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
-    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
-    if quantized is not None and isinstance(workload, FineTuning) and workload.kbit_prep:
-        precision = precision._replace(weight="fp32")
-    kernels = KernelPolicy(
-        precision=precision,
-        attention=workload.attention,
-        loss=_loss(job, workload),
-        shifted=runtime_of(job).shifted_logits and job.model.loss == "causal-lm",
-        kernels=workload.kernels or "eager",
-        norms_apart=job.model.family in KERNEL_SETS[workload.kernels or "eager"].apart,
-        padded=_masked(workload) or _masked_by_runtime(job, workload),
-        binding_windows=tuple(window for window in job.model.windows if window <= seq),
-        dropout=workload.dropout,
-        quantized=quantized,
-        train_all=method == "full",
-        adapter=adapter,
-        adapter_targets=targets,
-        one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.sdpa_multiplies),
-        device_capability=_capability(job),
-        cache=runtime_of(job).cache_format if _caches(job, workload) else "",
-    )
-    policy = TrainingPolicy(
-        optimizer=_optimizer_of(job, workload),
-        checkpointed=workload.checkpointing == "full",
-        outputs_kept=workload.outputs == "kept",
-        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
-        workspace=_workspace(job, training=True).bytes,
-        buffers=_causal_buffers(job),
-    )
-    return kernels, policy
-
-
 def _compile_training(job: Job, workload: Training) -> Compiled:
-    kernels, policy = _training_policies(job, workload)
+    kernels, policy = training_policies(job, workload)
     seq = workload.seq or 1
     numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0)
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     profile = _training_profile(job.model, kernels, policy)
-    return Compiled(profile, kernels, numbers, numbers, _workspace(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, numbers, numbers, workspace_of(job, training=True), host, policy.optimizer)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
-    dtype = workload.weight_dtype or "bf16"
+    kernels = inference_kernels(job, workload)
     prompt, context = workload.prompt or 1, workload.context or 1
-    quantization = workload.quantization or "none"
-    kernels = KernelPolicy(
-        precision=PrecisionPolicy(dtype, dtype, dtype, False),
-        attention=workload.attention,
-        training=False,
-        train_all=False,
-        binding_windows=tuple(window for window in job.model.windows if window <= prompt),
-        quantized=None if quantization == "none" else QUANTIZED[quantization],
-        device_capability=_capability(job),
-        logits_last=workload.logits == "last" and job.model.kind == "decoder",
-        generating=job.model.kind == "decoder" and job.model.loss == "causal-lm",
-    )
-    workspace = _workspace(job, training=False)
-    policy = ServingPolicy(workload.kv_dtype or dtype, workspace.bytes)
+    workspace = workspace_of(job, training=False)
+    policy = ServingPolicy(workload.kv_dtype or kernels.precision.weight, workspace.bytes)
     sequences = workload.concurrency
     return Compiled(
         _serving_profile(job.model, kernels, policy),
@@ -210,7 +102,7 @@ def least_bytes(job: Job) -> int:
     """
     if isinstance(job.workload, Inference):
         return 0
-    kernels, policy = _training_policies(job, job.workload)
+    kernels, policy = training_policies(job, job.workload)
     return resident_bytes(job.model, kernels, policy)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from memfit.account import compile_job
+from memfit.account import kernel_policy
 from memfit.account.resolve import runtime_of
 from memfit.fit.answer import Kernel
 from memfit.fit.limits import EstimateFunction
@@ -35,7 +35,7 @@ LOSSES = {
 def kernels_in_force(job: Job, estimate: EstimateFunction, device_bytes: int) -> tuple[Kernel, ...]:
     """The kernels of a resolved job, whose device peak is `device_bytes`: the modules, each kind of attention, the loss."""
     workload, model = job.workload, job.model
-    policy = compile_job(job).kernels
+    policy = kernel_policy(job)
     found: list[Kernel] = []
     if isinstance(workload, Training):
         one = KERNEL_SETS[policy.kernels]

@@ -1,0 +1,134 @@
+"""From a resolved job to what decides its profile: which kernels run, which optimizer, what the runtime's habits change."""
+
+from __future__ import annotations
+
+from memfit.account import overheads
+from memfit.account.overheads import Overhead
+from memfit.account.resolve import lora_targets, runtime_of
+from memfit.account.states import Optimizer, find_optimizer
+from memfit.account.training import TrainingPolicy
+from memfit.job import FineTuning, Inference, Job, Training
+from memfit.kernels import Adapter, KernelPolicy
+from memfit.kernels.sets import KERNEL_SETS
+from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
+
+
+def optimizer_of(job: Job, workload: Training) -> Optimizer:
+    """The optimizer with the runtime's habits: which implementation `adamw` means, what embeddings keep."""
+    runtime = runtime_of(job)
+    optimizer = find_optimizer(runtime.adamw if workload.optimizer == "adamw" else workload.optimizer)
+    return optimizer._replace(full_embeddings=True) if optimizer.blockwise and runtime.full_embedding_states else optimizer
+
+
+def workspace_of(job: Job, *, training: bool) -> Overhead:
+    """Library workspaces: as given, or the device's own."""
+    given = job.overheads.workspace
+    if given is not None:
+        return Overhead(given, given, given, "given by hand")
+    return overheads.workspace(job.cluster.device if job.cluster else None, training=training)
+
+
+def _capability(job: Job) -> tuple[int, int] | None:
+    """Only an old device's capability changes kernels; `None` for all others keeps their profiles shared."""
+    capability = job.cluster.device.compute_capability if job.cluster else None
+    return capability if capability is not None and capability < (8, 0) else None
+
+
+def _caches(job: Job, workload: Training) -> bool:
+    """Whether forward builds a cache object: checkpointing switches it off, and encoders have none."""
+    model = job.model
+    generates = (model.kind == "decoder" or model.encoder_decoder) and model.family not in runtime_of(job).uncached
+    return workload.use_cache == "on" and workload.checkpointing == "none" and generates
+
+
+def _loss(job: Job, workload: Training) -> str:
+    """The loss as the kernel set computes it."""
+    in_place = workload.loss == "eager" and job.model.family in KERNEL_SETS[workload.kernels or "eager"].plain_loss
+    return "in-place" if in_place else workload.loss or "eager"
+
+
+def _masked(workload: Training) -> bool:
+    """Whether batches bring a mask: padding does, packing does unless FlashAttention is told where the sequences begin."""
+    return workload.padding == "right" or (workload.padding == "packed" and workload.attention != "flash")
+
+
+def _masked_by_runtime(job: Job, workload: Training) -> bool:
+    """Whether the runtime makes a mask although nothing is padded."""
+    runtime, model = runtime_of(job), job.model
+    looks = runtime.mask_without_cache and model.kind == "decoder" and model.family not in runtime.own_masks
+    return looks and workload.attention == "sdpa" and not _caches(job, workload)
+
+
+def _causal_buffers(job: Job) -> int:
+    """L P^2: a boolean triangle over all positions in every layer, where the release's modelling code has them."""
+    model = job.model
+    return model.num_layers * (model.max_positions or 0) ** 2 if model.family in runtime_of(job).causal_buffers else 0
+
+
+def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
+    """What decides the kernels and the step of a training job."""
+    seq = workload.seq or 1
+    method = workload.method if isinstance(workload, FineTuning) else "full"
+    adapter: Adapter | None = None
+    targets: tuple[str, ...] = ()
+    quantized = None
+    if isinstance(workload, FineTuning) and method != "full":
+        adapter = Adapter(workload.lora_rank, workload.lora_dtype, workload.lora_dropout)
+        targets = lora_targets(workload)
+        if method == "qlora":
+            quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
+    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
+    if quantized is not None and isinstance(workload, FineTuning) and workload.kbit_prep:
+        precision = precision._replace(weight="fp32")
+    kernels = KernelPolicy(
+        precision=precision,
+        attention=workload.attention,
+        loss=_loss(job, workload),
+        shifted=runtime_of(job).shifted_logits and job.model.loss == "causal-lm",
+        kernels=workload.kernels or "eager",
+        norms_apart=job.model.family in KERNEL_SETS[workload.kernels or "eager"].apart,
+        padded=_masked(workload) or _masked_by_runtime(job, workload),
+        binding_windows=tuple(window for window in job.model.windows if window <= seq),
+        dropout=workload.dropout,
+        quantized=quantized,
+        train_all=method == "full",
+        adapter=adapter,
+        adapter_targets=targets,
+        one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.sdpa_multiplies),
+        device_capability=_capability(job),
+        cache=runtime_of(job).cache_format if _caches(job, workload) else "",
+    )
+    policy = TrainingPolicy(
+        optimizer=optimizer_of(job, workload),
+        checkpointed=workload.checkpointing == "full",
+        outputs_kept=workload.outputs == "kept",
+        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
+        workspace=workspace_of(job, training=True).bytes,
+        buffers=_causal_buffers(job),
+    )
+    return kernels, policy
+
+
+def kernel_policy(job: Job) -> KernelPolicy:
+    """What decides the kernels of a resolved job; nothing is compiled for it."""
+    if isinstance(job.workload, Inference):
+        return inference_kernels(job, job.workload)
+    return training_policies(job, job.workload)[0]
+
+
+def inference_kernels(job: Job, workload: Inference) -> KernelPolicy:
+    """What decides the kernels of a serving job."""
+    dtype = workload.weight_dtype or "bf16"
+    prompt = workload.prompt or 1
+    quantization = workload.quantization or "none"
+    return KernelPolicy(
+        precision=PrecisionPolicy(dtype, dtype, dtype, False),
+        attention=workload.attention,
+        training=False,
+        train_all=False,
+        binding_windows=tuple(window for window in job.model.windows if window <= prompt),
+        quantized=None if quantization == "none" else QUANTIZED[quantization],
+        device_capability=_capability(job),
+        logits_last=workload.logits == "last" and job.model.kind == "decoder",
+        generating=job.model.kind == "decoder" and job.model.loss == "causal-lm",
+    )
