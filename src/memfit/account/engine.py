@@ -7,15 +7,17 @@ from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 from memfit.account import overheads
+from memfit.account.checkpoints import find_checkpointing
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import EXACT, WIDTHS, bounds, combine
+from memfit.account.optimizers import Optimizer, find_optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
 from memfit.account.resolve import lora_targets, runtime_of
 from memfit.account.serving import ServingPolicy, compile_serving
-from memfit.account.states import Optimizer, find_optimizer, state_bytes, tensors_of, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
+from memfit.account.states import state_bytes, tensors_of, trained_tensors
+from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import Adapter, KernelPolicy
 from memfit.model import Model
@@ -122,12 +124,20 @@ def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Trai
     )
     policy = TrainingPolicy(
         optimizer=_optimizer_of(job, workload),
-        checkpointed=workload.checkpointing == "full",
+        checkpointing=find_checkpointing(workload.checkpointing),
         outputs_kept=workload.outputs == "kept",
         gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
         workspace=_workspace(job, training=True).bytes,
+        in_backward=workload.optimizer_in_backward,
+        buckets=workload.ddp or "none",
+        ema=(workload.ema_dtype or _trained_format(kernels)) if workload.ema == "device" else "",
     )
     return kernels, policy
+
+
+def _trained_format(kernels: KernelPolicy) -> str:
+    """The format of what is trained."""
+    return kernels.adapter.dtype if kernels.adapter else kernels.precision.weight
 
 
 def _compile_training(job: Job, workload: Training) -> Compiled:
@@ -135,6 +145,8 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     seq = workload.seq or 1
     numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0)
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
+    if workload.ema == "host":
+        host += ema_bytes(job.model, kernels, workload.ema_dtype or _trained_format(kernels))
     profile = _training_profile(job.model, kernels, policy)
     return Compiled(profile, kernels, numbers, numbers, _workspace(job, training=True), host, policy.optimizer)
 
@@ -245,7 +257,7 @@ def estimate(job: Job) -> Estimate:
     )
     return Estimate(
         ranks=(rank,),
-        host_bytes=compiled.host_bytes,
+        host_bytes=compiled.host_bytes + amount(compiled.profile.host, counts),
         cache=_cache_use(job, compiled),
         trainable_parameters=compiled.profile.trained_parameters,
     )
@@ -311,7 +323,7 @@ def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
             components={**one.components, "optimizer_states": 0},
         )
         for one in phases
-        if one.name in ("forward", "loss", "backward")
+        if one.name in compiled.profile.lazy_phases
     ]
     return (*phases, *first)
 

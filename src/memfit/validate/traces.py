@@ -45,7 +45,8 @@ def job_of(row: Mapping[str, Any]) -> Job:
         "weight_dtype": weight_dtype,
         "optimizer": OPTIMIZERS[run.get("opt", "adamw_fused")],
         "attention": run.get("attn", "sdpa"),
-        "checkpointing": "full" if run.get("ckpt") else "none",
+        "checkpointing": {True: "full", False: "none"}.get(run.get("ckpt", False), run.get("ckpt")),
+        "optimizer_in_backward": run.get("in_backward", False),
         "outputs": "kept",
     }
     image = row["seq"] if run.get("kind") == "img" else None
