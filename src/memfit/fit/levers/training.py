@@ -10,7 +10,7 @@ from memfit.fit.levers.common import ATTENTION
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import FineTuning, Job, Training
 from memfit.options import options_of
-from memfit.precision import DTYPE_BYTES, training_policy
+from memfit.precision import DTYPE_BYTES
 from memfit.units import format_count, format_gib
 
 _WITH_32_BIT_STATES = ("adamw", "adamw-foreach", "adamw-loop", "adamw-fused")
@@ -186,7 +186,7 @@ CHECKPOINTING = Lever(
 def _inputs_of_layers(job: Job) -> int:
     """Bytes of the inputs of all layers, in the format of the hidden states."""
     workload, model = _training(job), job.model
-    width = DTYPE_BYTES[training_policy(str(workload.precision), workload.weight_dtype).weight]
+    width = DTYPE_BYTES[workload.weight_dtype or "fp32"]
     return model.num_layers * model.hidden_size * width * workload.batch * (workload.seq or 1)
 
 
