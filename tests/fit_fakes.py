@@ -113,7 +113,7 @@ def toy(job: Job) -> Estimate:
 
     Training, P a million: weights and gradients 4 B each (2 B in bf16-true), states 8 B (halved in bf16-true; 8-bit 2, paged 0);
     foreach doubles the weights in the step. LoRA: 16-bit base, 1 % trained at 16 B. QLoRA: half a byte of base.
-    Activations 1,000 B a token (100 with checkpointing), logits 500 B a token (0 when fused).
+    Activations 1,000 B a token (with checkpointing 100, selective 900, offloaded 90), logits 500 B a token (0 when fused).
     Inference: 2, 1, 0.5 B a weight; cache 2 B (1 in fp8) x 100 a token.
     """
     work = job.workload
@@ -123,7 +123,7 @@ def toy(job: Job) -> Estimate:
         working = 50 * (work.prompt or 1)
         return estimate_of({"prefill": {"weights": weights, "kv_cache": cache, "activations": working}})
     tokens = work.batch * (work.seq or 1)
-    activations = tokens * (100 if work.checkpointing == "full" else 1000)
+    activations = tokens * {"none": 1000, "selective": 900, "full": 100, "offloaded": 90}[work.checkpointing]
     if work.padding == "right":
         activations *= 2
     logits = 0 if work.loss == "fused" else tokens * 500

@@ -25,8 +25,12 @@ OPTIMIZERS = (
     "paged-adamw-8bit",
     "sgd",
     "sgd-momentum",
+    "adam-mini",
+    "galore:rank=8",
+    "apollo",
     "custom:states=3,bytes=4",
 )
+CHECKPOINTING = ("none", "full", "first:2", "group:3", "selective", "selective:mm,attention", "offloaded")
 LAYERS = {"gpt2": "n_layer"}
 _GATED = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000}
 _PLAIN = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "vocab_size": 1000}
@@ -60,6 +64,12 @@ def model(family: str, layers: int = 4, tied: bool | None = None) -> Model:
     return models.make(models.FAMILY_CONFIGS[family], **changes)
 
 
+@cache
+def larger_vocabulary(family: str) -> Model:
+    """As `model`, with 1,500 entries instead of 1,000."""
+    return models.make(models.FAMILY_CONFIGS[family], **{**SHRUNK[family], "num_hidden_layers": 4, "vocab_size": 1500})
+
+
 MODELS = st.builds(model, st.sampled_from([*DECODERS, "bert"]), st.sampled_from([1, 4]))
 DECODER_MODELS = st.builds(model, st.sampled_from(DECODERS), st.sampled_from([1, 4]))
 SEQUENCES = st.integers(1, 512)
@@ -81,7 +91,7 @@ def trainings(draw: st.DrawFn) -> Training:
         "padding": draw(st.sampled_from(["none", "right"])),
         "optimizer": draw(st.sampled_from(OPTIMIZERS)),
         "attention": draw(st.sampled_from(["sdpa", "flash", "eager"])),
-        "checkpointing": draw(st.sampled_from(["none", "full"])),
+        "checkpointing": draw(st.sampled_from(CHECKPOINTING)),
         "loss": draw(st.sampled_from(["eager", "fused"])),
         "outputs": draw(st.sampled_from(["kept", "dropped"])),
         "zero_grad": draw(st.sampled_from(["none", "zeros"])),

@@ -14,6 +14,7 @@ from heart_strategies import (
     changed,
     estimated,
     inferences,
+    larger_vocabulary,
     model,
     peak,
     trainings,
@@ -116,7 +117,61 @@ def test_context_prompt_and_concurrency_never_need_less(of: Model, workload: Inf
     assert peak(of, workload) <= peak(of, both)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([*DECODERS, "bert"]), trainings(), st.integers(1, 6), st.integers(1, 5))
+def test_more_layers_never_need_less(family: str, workload: Training, layers: int, more: int) -> None:
+    if workload.checkpointing == "full" and layers >= 2:
+        workload = changed(workload, checkpointing="every:2")
+    assert peak(model(family, layers), workload) <= peak(model(family, layers + more), workload)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["llama", "qwen3", "phi", "bert"]), trainings())
+def test_a_larger_vocabulary_never_needs_less(family: str, workload: Training) -> None:
+    assert peak(model(family), workload) <= peak(larger_vocabulary(family), workload)
+
+
 # ------------------------------------------------------------------ what changes what
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from([*DECODERS, "bert"]), trainings(), st.integers(2, 5))
+def test_checkpointing_some_layers_keeps_between_all_and_none(family: str, workload: Training, number: int) -> None:
+    of = model(family, 5)
+    kinds = ("full", f"every:{number}", f"first:{number}", "none")
+    full, every, first, none = (estimated(of, changed(workload, checkpointing=one)).worst for one in kinds)
+    assert full.kept_bytes <= every.kept_bytes <= none.kept_bytes  # type: ignore[operator]
+    assert full.kept_bytes <= first.kept_bytes <= none.kept_bytes  # type: ignore[operator]
+    if number == 5:
+        assert first.peak == full.peak
+    if workload.attention != "eager" and workload.padding == "none":  # closures of checkpoints hold masks until they run
+        assert every.forward_end_bytes <= none.forward_end_bytes  # type: ignore[operator]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from([*DECODERS, "bert"]), trainings(), st.integers(2, 5))
+def test_larger_groups_keep_fewer_inputs(family: str, workload: Training, number: int) -> None:
+    of = model(family, 5)
+    groups, layers = (estimated(of, changed(workload, checkpointing=one)).worst for one in (f"group:{number}", "full"))
+    assert groups.kept_bytes <= layers.kept_bytes  # type: ignore[operator]
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODELS, trainings())
+def test_stepping_within_backward_never_needs_more(of: Model, workload: Training) -> None:
+    workload = changed(workload, grad_accum=1, zero_grad="none", optimizer="adamw-fused")
+    after, within = (estimated(of, changed(workload, optimizer_in_backward=one)).worst for one in (False, True))
+    assert within.peak.allocated_bytes <= after.peak.allocated_bytes
+    assert within.kept_bytes == after.kept_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODELS, trainings())
+def test_buckets_cost_the_gradients_once(of: Model, workload: Training) -> None:
+    none, views, copies = (estimated(of, changed(workload, ddp=one)).worst for one in ("none", "views", "copies"))
+    gradients = models.component(none, "gradients")
+    assert copies.peak.allocated_bytes - none.peak.allocated_bytes == models.component(copies, "gradients") - gradients
+    assert none.peak.allocated_bytes <= views.peak.allocated_bytes <= copies.peak.allocated_bytes
 
 
 @settings(max_examples=80, deadline=None)
@@ -124,6 +179,9 @@ def test_context_prompt_and_concurrency_never_need_less(of: Model, workload: Inf
 def test_checkpointing_never_keeps_more(of: Model, workload: Training) -> None:
     none, full = (estimated(of, changed(workload, checkpointing=how)).worst for how in ("none", "full"))
     assert full.kept_bytes <= none.kept_bytes  # type: ignore[operator]
+    chosen = estimated(of, changed(workload, checkpointing="selective")).worst
+    offloaded = estimated(of, changed(workload, checkpointing="offloaded")).worst
+    assert offloaded.kept_bytes <= full.kept_bytes <= chosen.kept_bytes  # type: ignore[operator]
     # the closures of checkpoint() hold a mask and the rotary tables beside what autograd keeps
     assert full.forward_end_bytes <= none.forward_end_bytes + 4 * workload.batch * (workload.seq or 1) ** 2 * 2 + 4096 * 512  # type: ignore[operator]
 
@@ -133,6 +191,7 @@ def test_checkpointing_never_keeps_more(of: Model, workload: Training) -> None:
 def test_8_bit_states_are_smaller_and_the_paged_ones_on_the_host(of: Model, workload: Training) -> None:
     """Of fp32 weights: small tensors have 32-bit states even when their weights have 16."""
     assume(workload.weight_dtype == "fp32" or workload.precision == "32-true")
+    assume(workload.checkpointing != "offloaded")  # which has bytes of its own on the host
     assume(getattr(workload, "lora_dtype", "fp32") == "fp32")
 
     def states(optimizer: str) -> tuple[int, int]:
@@ -210,6 +269,7 @@ def test_overheads_given_by_hand_are_added_as_they_are(
 @given(st.sampled_from(["llama", "mistral", "qwen3", "gpt2", "gpt_neox", "bert"]), trainings())
 def test_every_layer_keeps_the_same(family: str, workload: Training) -> None:
     """From the second layer on: the first may see an input that needs no gradient, or another format."""
+    assume(workload.checkpointing not in ("first:2", "group:3", "offloaded"))
     kept = [estimated(model(family, layers), workload).worst.kept_bytes for layers in (2, 3, 4, 11)]
     layer = kept[1] - kept[0]  # type: ignore[operator]
     assert layer > 0
@@ -220,6 +280,7 @@ def test_every_layer_keeps_the_same(family: str, workload: Training) -> None:
 @settings(max_examples=40, deadline=None)
 @given(trainings())
 def test_every_pair_of_alternating_layers_keeps_the_same(workload: Training) -> None:
+    assume(workload.checkpointing not in ("first:2", "group:3", "offloaded"))
     kept = [estimated(model("gemma2", layers), workload).worst.kept_bytes for layers in (2, 4, 6, 20)]
     pair = kept[1] - kept[0]  # type: ignore[operator]
     assert kept[2] - kept[1] == pair  # type: ignore[operator]

@@ -50,7 +50,8 @@ from memfit.account.estimate import COMPONENTS, CacheUse, Component, Estimate, P
 from memfit.account.forms import Form, parts
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT, WIDTHS
 from memfit.account.liveness import Accumulation, BlockMemory, measure
-from memfit.account.states import OPTIMIZERS, Trained, find_optimizer, state_bytes, step_scratch
+from memfit.account.optimizers import OPTIMIZERS, Trained, find_optimizer
+from memfit.account.states import state_bytes, step_scratch
 from memfit.fit.answer import Answer, Kernel, Limit, Recommendation, RuleOfThumb, Step, Verdict
 from memfit.fit.answer import Warning as Caution
 from memfit.job import Assumption, Hardware

@@ -35,8 +35,8 @@ def names(levers: tuple[Lever, ...]) -> list[str]:
 def test_the_order_is_the_cost() -> None:
     # What costs nothing, then throughput, then rounding, then what is trained.
     assert names(LEVERS["train"]) == [
-        "sdpa", "adamw-fused", "fused-loss", "micro-batch", "checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true",
-        "lora", "qlora",
+        "sdpa", "adamw-fused", "fused-loss", "micro-batch", "optimizer-in-backward", "selective-checkpointing", "checkpointing",
+        "offloaded-checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true", "lora", "qlora",
     ]  # fmt: skip
     assert names(LEVERS["infer"]) == ["sdpa", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context"]
     assert all(lever.why_here for table in LEVERS.values() for lever in table)
@@ -86,7 +86,11 @@ def test_every_lever_says_what_it_changes_costs_and_how_it_is_spelled(job: Job) 
         ("adamw-fused", training_job(), {"optimizer": "adamw-fused"}),
         ("fused-loss", training_job(), {"loss": "fused"}),
         ("micro-batch", training_job(batch=6, grad_accum=2), {"batch": 1, "grad_accum": 12}),
+        ("optimizer-in-backward", training_job(batch=1), {"optimizer_in_backward": True}),
+        ("selective-checkpointing", training_job(), {"checkpointing": "selective"}),
         ("checkpointing", training_job(), {"checkpointing": "full"}),
+        ("checkpointing", training_job(checkpointing="every:2"), {"checkpointing": "full"}),
+        ("offloaded-checkpointing", training_job(checkpointing="full"), {"checkpointing": "offloaded"}),
         ("adamw-8bit", training_job(), {"optimizer": "adamw-8bit"}),
         ("paged-adamw-8bit", training_job(optimizer="adamw-8bit"), {"optimizer": "paged-adamw-8bit"}),
         ("bf16-true", training_job(), {"precision": "bf16-true", "weight_dtype": "bf16"}),
@@ -206,6 +210,8 @@ def test_singles_by_hand() -> None:
         "adamw-fused": 22_144_000,  # the scratch is in the step, backward binds
         "fused-loss": 20_096_000,  # 16 MB + 4,096 x 1,000; the step is 20 MB
         "micro-batch": 20_000_000,  # half of 4 without a device: 16 MB + 2,048 x 1,500 = 19,072,000; the step binds
+        "selective-checkpointing": 21_734_400,  # 16 MB + 4,096 x 1,400
+        "offloaded-checkpointing": 20_000_000,
         "checkpointing": 20_000_000,  # 16 MB + 4,096 x 600 = 18,457,600; the step binds
         "adamw-8bit": 16_144_000,  # states 2 MB instead of 8
         "paged-adamw-8bit": 14_144_000,
@@ -315,9 +321,9 @@ def test_when_nothing_fits_it_says_so() -> None:
     assert ladder.best is None
     assert ladder.closest is not None
     assert {one.fits for one in ladder.recommendations} == {"no"}
-    # QLoRA 660,000 + one sequence of 1,024 tokens x 100 B (checkpointing, fused): 762,400
-    assert ladder.recommendations[0].peak_bytes == 762_400
-    assert "still short by 0.25 MiB" in ladder.recommendations[0].cost  # 262,400 B
+    # QLoRA 660,000 + one sequence of 1,024 tokens x 90 B (offloaded checkpointing, fused): 752,160
+    assert ladder.recommendations[0].peak_bytes == 752_160
+    assert "still short by 0.24 MiB" in ladder.recommendations[0].cost  # 262,400 B
     assert ladder.recommendations[0].peak_bytes == min(one.peak_bytes for one in ladder.recommendations)
 
 
@@ -345,7 +351,7 @@ def test_few_lines() -> None:
 
 
 def test_a_model_of_which_nothing_can_be_changed() -> None:
-    job = finetuning_job(1, method="qlora", batch=1, checkpointing="full", loss="fused", optimizer="paged-adamw-8bit")
+    job = finetuning_job(1, method="qlora", batch=1, checkpointing="offloaded", loss="fused", optimizer="paged-adamw-8bit")
     assert climb(job, toy, toy(job)).recommendations == ()
 
 

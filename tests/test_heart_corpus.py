@@ -53,7 +53,8 @@ def rank_of(row: dict[str, Any]) -> Any:
         "padding": "right" if run.get("pad") else "none",
         "optimizer": OPTIMIZERS[run.get("opt", "adamw_fused")],
         "attention": run.get("attn", "sdpa"),
-        "checkpointing": "full" if run.get("ckpt") else "none",
+        "checkpointing": {True: "full", False: "none"}.get(run.get("ckpt", False), run.get("ckpt")),
+        "optimizer_in_backward": run.get("in_backward", False),
         "outputs": "kept",
     }
     workload: Training = Training(**settings)

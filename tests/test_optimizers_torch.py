@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers.optimization import Adafactor
 
-from memfit.account.states import Trained, find_optimizer, state_bytes
+from memfit.account.optimizers import Trained, find_optimizer
+from memfit.account.states import state_bytes
 
 SHAPES = {"embedding": (50, 16), "linear": (48, 16), "norm": (16,)}
 

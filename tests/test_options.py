@@ -28,7 +28,7 @@ class Tea(Options):
     pot: int | None = option(None, "Size of the pot", kind="size", minimum=0, unit="bytes")
     sugar: float = option(0.0, "Sugar as a share", kind="fraction", minimum=0, maximum=0.5)
     degrees: float = option(80, "Degrees", kind="number", minimum=0, maximum=100)
-    blend: str = option("house", "Blend", kind="choice", choices=("house",), pattern="custom:")
+    blend: str = option("house", "Blend", kind="choice", choices=("house",), patterns=("custom:",))
     note: str = option("", "Note", kind="text")
     grains: int | None = option(None, "Grains", kind="count", minimum=1)
 

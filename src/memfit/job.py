@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("bf16-true", "bf16-mixed", "fp16-true", "fp16-mixed", "32-true")
 DTYPES = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "sgd", "sgd-momentum",
-              "adafactor", "lion", "muon", "adagrad", "rmsprop")
+              "adafactor", "lion", "muon", "adam-mini", "galore", "apollo", "sophia", "adagrad", "rmsprop")
 
 
 class Training(Options):
@@ -49,17 +49,21 @@ class Training(Options):
         choices=DTYPES,
         group="precision", aliases=("param-dtype", "torch-dtype"),
         choice_aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"})
-    optimizer: str = option("adamw", "Optimizer; custom:states=2,bytes=4 for any other", kind="choice", choices=OPTIMIZERS,
-        pattern="custom:", group="optimizer", aliases=("optim",),
+    optimizer: str = option("adamw", "Optimizer; galore:rank=64 for a rank, custom:states=2,bytes=4 for any other", kind="choice",
+        choices=OPTIMIZERS, patterns=("galore:", "apollo:", "custom:"), group="optimizer", aliases=("optim",),
         choice_aliases={"adamw_torch": "adamw-foreach", "adamw_torch_fused": "adamw-fused", "adamw_8bit": "adamw-8bit",
                         "adamw_bnb_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit", "adam": "adamw",
-                        "adam-8bit": "adamw-8bit", "paged-adam-8bit": "paged-adamw-8bit", "sgdm": "sgd-momentum"})
+                        "adam-8bit": "adamw-8bit", "paged-adam-8bit": "paged-adamw-8bit", "sgdm": "sgd-momentum",
+                        "galore_adamw": "galore", "apollo_adamw": "apollo", "adam_mini": "adam-mini", "sophiag": "sophia"})
     attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
         group="kernels", aliases=("attn", "attn-implementation"),
         choice_aliases={"flash_attention_2": "flash", "flash-attention-2": "flash", "fa2": "flash", "flash_attention_3": "flash"})
-    checkpointing: str = option("none", "Activation checkpointing of the layers", kind="choice", choices=("none", "full"),
+    checkpointing: str = option("none", "Activation checkpointing of every layer (full), of all but listed operations "
+        "(selective), with inputs on the host (offloaded); every:2 each second layer, first:8 the first 8, group:4 four at once",
+        kind="choice", choices=("none", "full", "selective", "offloaded"), patterns=("every:", "first:", "group:", "selective:"),
         group="activations", aliases=("gradient-checkpointing", "activation-checkpointing", "recompute"),
-        choice_aliases={"true": "full", "false": "none", "off": "none", "on": "full"})
+        choice_aliases={"true": "full", "false": "none", "off": "none", "on": "full", "unsloth": "offloaded",
+                        "offload": "offloaded", "uniform:": "group:", "block:": "first:"})
     kernels: str | None = option(None, "Kernel set: eager modules, Liger's in their place, or torch.compile", kind="choice",
         choices=("eager", "liger", "compile"), group="kernels",
         choice_aliases={"hf": "eager", "liger-kernel": "liger", "torch.compile": "compile", "inductor": "compile"})
@@ -70,6 +74,17 @@ class Training(Options):
         choices=("kept", "dropped"), group="activations")
     use_cache: str | None = option(None, "Whether forward builds a key-value cache (config.use_cache); checkpointing prevents it",
         kind="choice", choices=("on", "off"), group="activations", choice_aliases={"true": "on", "false": "off"})
+    clip_grad: float | None = option(None, "Clip the gradients to this global norm before the step (torch: in place)",
+        kind="number", minimum=0, group="optimizer", aliases=("max-grad-norm", "gradient-clipping", "clip-grad-norm"))
+    optimizer_in_backward: bool = option(False, "Step each parameter as soon as its gradient is there, and free the gradient",
+        kind="flag", group="optimizer", aliases=("optimizer-in-bwd", "fused-backward-pass"))
+    ema: str = option("none", "A moving average of the weights, on the device or in host memory", kind="choice",
+        choices=("none", "device", "host"), group="optimizer", aliases=("use-ema",),
+        choice_aliases={"true": "device", "false": "none", "on": "device", "off": "none", "cpu": "host"})
+    ema_dtype: str | None = option(None, "Format of the moving average; that of the weights if not said", kind="choice",
+        choices=DTYPES, group="optimizer", choice_aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"})
+    ddp: str | None = option(None, "DistributedDataParallel's buckets: copies of all gradients, or the gradients themselves "
+        "(gradient_as_bucket_view=True)", kind="choice", choices=("none", "copies", "views"), group="optimizer")
     zero_grad: str = option("none", "Gradients between steps: freed (none) or kept as zeros", kind="choice",
         choices=("none", "zeros"), group="optimizer", choice_aliases={"set-to-none": "none"})
     dropout: float | None = option(None, "Dropout probability everywhere, in place of the config's", kind="fraction", minimum=0,

@@ -57,8 +57,8 @@ class Option(Record):
     help: str
     unit: str = ""
     choices: tuple[str, ...] = ()
-    pattern: str = ""
-    """Beside `choices`: values that begin with this are taken too (`custom:`)."""
+    patterns: tuple[str, ...] = ()
+    """Beside `choices`: values that begin with one of these are taken too (`custom:`)."""
     versioned: bool = False
     """Whether a choice may name a release: `hf@4.57`."""
     minimum: float | None = None
@@ -122,13 +122,17 @@ class Option(Record):
         if self.versioned:
             lowered, at, release = lowered.partition("@")
             release = self._release(at, release, text)
+        begins, colon, rest = lowered.partition(":")
+        if begins + colon in self.choice_aliases:  # an alias of a pattern
+            lowered = self.choice_aliases[begins + colon] + rest
         lowered = self.choice_aliases.get(lowered, lowered)
         if lowered in self.choices and self.versioned:
             return lowered + release
-        if lowered in self.choices or (self.pattern and lowered.startswith(self.pattern)):
+        if lowered in self.choices or lowered.startswith(self.patterns):
             return lowered
-        hint = did_you_mean(text[:LONGEST_SHOWN], [*self.choices, *self.choice_aliases])
-        raise UsageError(f"{self.flag} does not know {_shown(text)}{hint}; it takes {', '.join(self.choices)}")
+        hint = did_you_mean(text[:LONGEST_SHOWN], [*self.choices, *self.patterns, *self.choice_aliases])
+        taken = ", ".join([*self.choices, *[f"{one}..." for one in self.patterns]])
+        raise UsageError(f"{self.flag} does not know {_shown(text)}{hint}; it takes {taken}")
 
     def _release(self, at: str, release: str, text: str) -> str:
         parts = release.split(".")
@@ -167,10 +171,10 @@ class Option(Record):
         schema: dict[str, Any] = {"type": _JSON_TYPES[self.kind], "description": self.help}
         if self.versioned:
             schema["pattern"] = f"^({'|'.join(self.choices)})(@[0-9]+([.][0-9]+)*)?$"
-        elif self.choices and not self.pattern:
+        elif self.choices and not self.patterns:
             schema["enum"] = list(self.choices)
-        if self.pattern:
-            schema["examples"] = [*self.choices, self.pattern + "..."]
+        if self.patterns:
+            schema["examples"] = [*self.choices, *[f"{one}..." for one in self.patterns]]
         if self.minimum is not None:
             schema["minimum"] = self.minimum
         if self.maximum is not None:

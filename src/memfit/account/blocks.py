@@ -24,8 +24,10 @@ class Run(NamedTuple):
     turns: tuple[tuple[BlockMemory, ...], ...]
     """The period as its repeats meet it in backward, the last one first; further repeats are as the last entry."""
     bare: tuple[BlockMemory, ...]
+    """The period as forward runs it: without autograd where it is checkpointed."""
     repeat: int
-    checkpointed: bool
+    spans: tuple[tuple[int, int], ...]
+    """Checkpoints within the period: the first place of each and the one after its last."""
     role: str
     provides: str
     shared: bool
@@ -35,6 +37,8 @@ class Run(NamedTuple):
     """What the end of its backward adds to gradients of shared parameters: they become fp32, or are added to older ones."""
     unit: str = ""
     """The checkpointed module around it, if there is one: forward keeps that module's input only."""
+    offloaded: bool = False
+    """The checkpoints' inputs wait in host memory."""
 
     @property
     def blocks(self) -> tuple[BlockMemory, ...]:
@@ -56,14 +60,19 @@ class Run(NamedTuple):
             found += sum([one.gradients for one in blocks]) * times
         return found
 
+    def span(self, place: int) -> tuple[int, int] | None:
+        """The checkpoint that a block of the period runs under."""
+        return next((one for one in self.spans if one[0] <= place < one[1]), None)
+
     def kept(self, index: int) -> Form:
-        """What one block leaves for backward: all it saves, or only its input when checkpointed.
+        """What one block leaves for backward: all it saves, or its checkpoint's input and what the checkpoint keeps beside.
 
         Casts of weights that all repeats share are not in it: see `once`.
         """
-        memory = self.blocks[index]
-        if self.checkpointed:
-            return memory.input
+        memory, span = self.blocks[index], self.span(index)
+        if span is not None:
+            chosen = self.bare[index].kept
+            return chosen if self.offloaded or index != span[0] else chosen + memory.input
         return memory.kept - memory.casts_saved if self.shared else memory.kept
 
 
@@ -159,11 +168,14 @@ def _measured(model: Model, segment: int, place: int, conditions: Conditions) ->
 
 
 @lru_cache(maxsize=1024)
-def _measured_bare(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
-    """A block whose forward runs without autograd: under a checkpoint."""
-    return measure_forward(
-        _lowered(model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals)
+def _measured_bare(
+    model: Model, segment: int, place: int, conditions: Conditions, operators: tuple[str, ...] = ()
+) -> BlockMemory:
+    """A block whose forward runs without autograd: under a checkpoint, which keeps the outputs of some operators."""
+    lowered = _lowered(
+        model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
     )
+    return measure_forward(lowered, lowered.tape.outputs_of(operators))
 
 
 @lru_cache(maxsize=16)
@@ -199,8 +211,12 @@ def _same(model: Model, index: int, place: int) -> int:
     return next(number for number, block in enumerate(blocks) if block is blocks[place])
 
 
-def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpointed: bool) -> tuple[list[Run], Conditions]:
+def measure_segment(
+    model: Model, index: int, conditions: Conditions, *, checkpointed: bool, operators: tuple[str, ...] = (), once: bool = True
+) -> tuple[list[Run], Conditions]:
     """The runs of a segment: one, or two when its first period meets other conditions than the rest (no gradient, a format).
+
+    `operators`: those whose outputs a checkpoint keeps. `once`: repeats that share parameters keep autocast's copies of them.
 
     Returns them and the conditions that the next segment meets.
     """
@@ -244,15 +260,15 @@ def measure_segment(model: Model, index: int, conditions: Conditions, *, checkpo
             Run(
                 tuple([block.name for block in segment.blocks]),
                 met_in_backward,
-                tuple([_measured_bare(model, index, _same(model, index, place), met[place]) for place in places])
+                tuple([_measured_bare(model, index, _same(model, index, place), met[place], operators) for place in places])
                 if checkpointed
                 else met_in_backward[0],
                 count,
-                checkpointed,
+                tuple([(place, place + 1) for place in places]) if checkpointed else (),
                 segment.role,
                 segment.provides,
                 segment.shared,
-                _casts(model, index, met) if segment.shared and not runs and not checkpointed else ZERO,
+                _casts(model, index, met) if segment.shared and not runs and once else ZERO,
                 _settled(model, index, given, met) if segment.shared and not runs else ZERO,
             )
         )

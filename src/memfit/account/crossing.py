@@ -56,6 +56,10 @@ class BlockMemory(NamedTuple):
     """Keys and values in the cache object that the model returns: those that no node saves, and those that one does."""
     casts_saved: Form = ZERO
     """The part of `kept` that is autocast's copies of trained weights: made once, however often the weights are used."""
+    recomputed: tuple[Form, ...] = ()
+    """Under a checkpoint that keeps more than its input: the largest states while it runs forward again, with what was kept."""
+    unclaimed: Form = ZERO
+    """Under such a checkpoint: what running forward again, which ends at the last tensor that backward needs, does not reach."""
     read: tuple[Read, ...] = ()
     provided: tuple[Provided, ...] = ()
 
@@ -74,6 +78,9 @@ class Accumulation(NamedTuple):
     repeated: str = ""
     """Layers that share their parameters, by their turn in backward: the `first`'s gradients wait, the `second`'s are added to
     them out of place, all `later` ones in place."""
+    step_scratch: int = -1
+    """The optimizer steps each parameter as its gradient arrives, with this many bytes of scratch for each byte of the gradient,
+    which is gone then; -1: it steps when backward is through."""
     waiting: frozenset[str] = frozenset()
     """Values from outside the block whose gradient another block has made already."""
 

@@ -10,12 +10,13 @@ from memfit.account import overheads
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import EXACT, WIDTHS, bounds, combine
+from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
-from memfit.account.policies import inference_kernels, training_policies, workspace_of
+from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
 from memfit.account.serving import ServingPolicy, compile_serving
-from memfit.account.states import Optimizer, state_bytes, tensors_of, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_training, resident_bytes
+from memfit.account.states import state_bytes, tensors_of, trained_tensors
+from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -75,6 +76,8 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     seq = workload.seq or 1
     numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0)
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
+    if workload.ema == "host":
+        host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = _training_profile(job.model, kernels, policy)
     return Compiled(profile, kernels, numbers, numbers, workspace_of(job, training=True), host, policy.optimizer)
 
@@ -173,7 +176,7 @@ def estimate(job: Job) -> Estimate:
     )
     return Estimate(
         ranks=(rank,),
-        host_bytes=compiled.host_bytes,
+        host_bytes=compiled.host_bytes + amount(compiled.profile.host, counts),
         cache=_cache_use(job, compiled),
         trainable_parameters=compiled.profile.trained_parameters,
     )
@@ -239,7 +242,7 @@ def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
             components={**one.components, "optimizer_states": 0},
         )
         for one in phases
-        if one.name in ("forward", "loss", "backward")
+        if one.name in compiled.profile.lazy_phases
     ]
     return (*phases, *first)
 

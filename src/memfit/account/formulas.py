@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memfit.account.checkpoints import Checkpointing, find_checkpointing, num_checkpointed
+from memfit.account.optimizers import find_optimizer
 from memfit.account.overheads import FRAGMENTATION_SHARE
-from memfit.account.states import BLOCKWISE_BLOCK, find_optimizer
+from memfit.account.states import BLOCKWISE_BLOCK
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
@@ -20,14 +22,23 @@ def _weights(job: Job, compiled: Compiled) -> str:
     text = f"{job.model.num_parameters:,} x {element} B"
     if kernels.quantized is not None:
         text = f"linear layers in {kernels.quantized.name}, the rest of {job.model.num_parameters:,} x {element} B"
-    return text + (" + adapters" if kernels.adapter else "")
+    text += " + adapters" if kernels.adapter else ""
+    workload = job.workload
+    if isinstance(workload, Training) and workload.ema == "device":
+        text += f" + a moving average of what is trained in {workload.ema_dtype or 'its format'}"
+    return text
 
 
 def _gradients(job: Job, compiled: Compiled) -> str:
-    kernels = compiled.kernels
+    kernels, workload = compiled.kernels, job.workload
+    assert isinstance(workload, Training)
+    text = f"{job.model.num_parameters:,} x {DTYPE_BYTES[kernels.precision.weight]} B"
     if kernels.adapter is not None:
-        return f"adapters of rank {kernels.adapter.rank} x {DTYPE_BYTES[kernels.adapter.dtype]} B"
-    return f"{job.model.num_parameters:,} x {DTYPE_BYTES[kernels.precision.weight]} B"
+        text = f"adapters of rank {kernels.adapter.rank} x {DTYPE_BYTES[kernels.adapter.dtype]} B"
+    if workload.optimizer_in_backward:
+        return f"of {text}, those of one operation at a time"
+    beside = {"copies": " x 2 (gradients, and DDP's buckets)", "views": " (in DDP's buckets)"}
+    return text + beside.get(workload.ddp or "none", "")
 
 
 def _optimizer(job: Job, compiled: Compiled) -> str:
@@ -39,10 +50,30 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     element = element if optimizer.state_bytes is None else optimizer.state_bytes
     if optimizer.rule == "factored":
         return f"rows and columns of every matrix of {what} x {element} B ({optimizer.name})"
+    if optimizer.rank:
+        largest = "fp32: all singular vectors" if optimizer.rule == "galore" and element == DTYPE_BYTES["fp32"] else "projector"
+        return (
+            f"per linear layer two moments of {optimizer.rank} x its larger dimension and a {largest}, "
+            f"two states for the rest of {what} x {element} B ({optimizer.name})"
+        )
+    if optimizer.rule == "adam-mini":
+        return f"one state, and one number a row, of {what} x {element} B ({optimizer.name})"
     if optimizer.rule == "muon":
         return f"one state for layers' matrices, two for the rest of {what} x {element} B ({optimizer.name})"
     each = f"({element} + 4/{BLOCKWISE_BLOCK}) B" if optimizer.blockwise else f"{element} B"
     return f"{what} x {optimizer.states} x {each} ({optimizer.name})"
+
+
+_KEPT: dict[str, Callable[[Checkpointing, int], str]] = {
+    "none": lambda one, number: "saved by the operations",
+    "full": lambda one, number: "only each layer's input kept",
+    "every": lambda one, number: f"of {number} layers only the input kept, the others' saved by the operations",
+    "first": lambda one, number: f"of the first {number} layers only the input kept, the others' saved by the operations",
+    "group": lambda one, number: f"only the inputs of {-(-number // one.layers)} groups of {one.layers} layers kept",
+    "selective": lambda one, number: f"each layer's input and the results of {', '.join(one.operators)} kept",
+    "offloaded": lambda one, number: "each layer's input on the host, two of them on the device",
+}
+"""What is kept under each kind of checkpointing, from it and the number of layers that are recomputed."""
 
 
 def _activations(job: Job, compiled: Compiled) -> str:
@@ -51,7 +82,9 @@ def _activations(job: Job, compiled: Compiled) -> str:
     if isinstance(workload, Inference):
         element = DTYPE_BYTES[compiled.kernels.precision.weight]
         return f"rotary tables: {s:,} positions x 2 (cos, sin) x {job.model.rotary_dim or 0} x {element} B; nothing is kept"
-    how = "only each layer's input kept" if workload.checkpointing == "full" else "saved by the operations"
+    checkpointing = find_checkpointing(workload.checkpointing)
+    recomputed = num_checkpointed(job.model, checkpointing)
+    how = _KEPT[checkpointing.kind](checkpointing, recomputed)
     many = f"{b:,} images" if job.model.pixels and not job.model.tokens_per_image else f"{b:,} x {s:,} tokens"
     return f"{many} x {job.model.num_layers} layers, {how}"
 

@@ -46,7 +46,8 @@ class _Plan(NamedTuple):
     """What each storage takes."""
 
 
-def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
+def _plan(lowered: Lowered, *, grad: bool, chosen: frozenset[int] = frozenset(), again: bool = False) -> _Plan:
+    """`chosen`: storages that a checkpoint keeps; when it runs `again` they are there from the start, and go like all others."""
     tape = lowered.tape
     sizes, first, last, held = tape.sizes, tape.first, tape.last, tape.held
     saved = [0] * len(sizes)
@@ -54,6 +55,9 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
         for node in tape.nodes:
             for storage in node.saved:
                 saved[storage] += 1
+    if not again:
+        for storage in chosen:
+            saved[storage] += 1
     casts = {one.storage for one in tape.cached_casts.values()}
     source = lowered.input.storage
     returned = {one.storage for one in tape.returned}
@@ -78,7 +82,7 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
         begins = first[storage]
         if begins < 0:
             continue
-        if storage != source:
+        if storage != source and not (again and storage in chosen):
             born[begins] += takes
         if not saved[storage] and storage not in stays:
             ends = last[storage]
@@ -88,9 +92,9 @@ def _plan(lowered: Lowered, *, grad: bool) -> _Plan:
     return _Plan(born, dies, saved, storages)
 
 
-def _forward(lowered: Lowered, plan: _Plan) -> tuple[Form, ...]:
-    """The largest states while a block runs forward."""
-    now = plan.storages[lowered.input.storage]
+def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset()) -> tuple[Form, ...]:
+    """The largest states while a block runs forward; `there`: storages that exist when it begins, beside its input."""
+    now = plan.storages[lowered.input.storage] + sum([plan.storages[storage] for storage in there])
     states = [now]
     for node, born, dies in zip(lowered.tape.nodes, plan.born, plan.dies, strict=True):
         now += born
@@ -128,6 +132,7 @@ class _Backward:
         self.stays = stays
         self.accumulation = accumulation
         self.shares = bool(accumulation.completes or accumulation.joins or accumulation.repeated)
+        self.steps = accumulation.step_scratch >= 0
         self.pending: dict[Tensor, _Gradient] = {}
         for name, one in (*lowered.externals, *lowered.provided):
             if name in accumulation.waiting and one.requires_grad:
@@ -160,6 +165,8 @@ class _Backward:
             self.now = now
             if self.shares and node.weight_grads and arrived:
                 self._add_shared(node)
+            if self.steps and node.weight_grads and arrived:
+                self._step(node)
             for one, gradient in made:
                 earlier = pending.get(one)
                 if earlier is None:
@@ -234,6 +241,19 @@ class _Backward:
                 self.states.append(self.now + waiting * _TEMPORARY_BYTE)
             self.now -= waiting * _GRADIENT_BYTE
 
+    def _step(self, node: Node) -> None:
+        """The optimizer updates the node's parameters one after the other, their gradients, counted as freed, still there.
+
+        Of a shared parameter it is the waiting one, to which the others were added.
+        """
+        accumulation = self.accumulation
+        final = [(num_bytes, name) for num_bytes, _, name in node.weight_grads if name not in accumulation.pending]
+        if not final:
+            return
+        gradients = sum([num_bytes for num_bytes, name in final if not accumulation.shares(name)])
+        scratch = accumulation.step_scratch * max(final)[0]
+        self.states.append(self.now + gradients * _GRADIENT_BYTE + scratch * _TEMPORARY_BYTE)
+
     def _drop(self, gradient: _Gradient) -> None:
         gradient.holders -= 1
         if gradient.holders == 0:
@@ -260,9 +280,25 @@ def _recorded(lowered: Lowered) -> tuple[_Plan, BlockMemory]:
     return plan, _block_memory(lowered, plan, kept)
 
 
-def measure_forward(lowered: Lowered) -> BlockMemory:
-    """A block that runs without autograd: nothing is kept."""
-    return _block_memory(lowered, _plan(lowered, grad=False), ZERO)
+def measure_forward(lowered: Lowered, chosen: frozenset[int] = frozenset()) -> BlockMemory:
+    """A block that runs without autograd: nothing is kept but the storages that a checkpoint has `chosen`."""
+    plan = _plan(lowered, grad=False, chosen=chosen)
+    memory = _block_memory(lowered, plan, sum([plan.storages[storage] for storage in chosen]))
+    if not chosen:
+        return memory
+    again = _plan(lowered, grad=True, chosen=chosen, again=True)
+    return memory._replace(recomputed=_forward(lowered, again, chosen), unclaimed=_unclaimed(lowered, plan, chosen))
+
+
+def _unclaimed(lowered: Lowered, plan: _Plan, chosen: frozenset[int]) -> Form:
+    """Chosen storages that stay until backward is through: recomputation ends where the last saved tensor is there.
+
+    A node saves its inputs before it runs and its results after (torch/utils/checkpoint.py, early_stop).
+    """
+    nodes = lowered.tape.nodes
+    last = max((index for index, node in enumerate(nodes) if node.saved), default=0)
+    reached = {one.storage for node in nodes[:last] for one in node.outputs} | set(nodes[last].saved)
+    return sum([plan.storages[storage] for storage in chosen if storage not in reached])
 
 
 def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool, is_last: bool) -> BlockMemory:

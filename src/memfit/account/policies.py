@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memfit.account import overheads
+from memfit.account.checkpoints import find_checkpointing
+from memfit.account.optimizers import Optimizer, find_optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.resolve import lora_targets, runtime_of
-from memfit.account.states import Optimizer, find_optimizer
 from memfit.account.training import TrainingPolicy
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import Adapter, KernelPolicy
@@ -100,13 +101,21 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
     )
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
-        checkpointed=workload.checkpointing == "full",
+        checkpointing=find_checkpointing(workload.checkpointing),
         outputs_kept=workload.outputs == "kept",
         gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
         workspace=workspace_of(job, training=True).bytes,
         buffers=_causal_buffers(job),
+        in_backward=workload.optimizer_in_backward,
+        buckets=workload.ddp or "none",
+        ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
     )
     return kernels, policy
+
+
+def trained_format(kernels: KernelPolicy) -> str:
+    """The format of what is trained."""
+    return kernels.adapter.dtype if kernels.adapter else kernels.precision.weight
 
 
 def kernel_policy(job: Job) -> KernelPolicy:

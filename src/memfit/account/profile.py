@@ -54,7 +54,11 @@ class Profile(NamedTuple):
     cache: Terms = ()
     lazy_states: int = 0
     """Bytes of optimizer states that do not exist before the first step."""
+    lazy_phases: tuple[str, ...] = ("forward", "loss", "backward")
+    """The phases of the first step that come before them."""
     trained_parameters: int | None = None
+    host: Terms = ()
+    """Activations that wait in host memory."""
 
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:

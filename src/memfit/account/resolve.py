@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memfit.account import overheads
+from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
 from memfit.errors import UsageError, did_you_mean
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.context import ALL_LINEAR, target_of
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
-from memfit.options import options_of
 from memfit.precision import training_policy
 from memfit.runtimes import DEFAULT_RUNTIME, Runtime, find_runtime
 from memfit.units import format_count, format_gib
@@ -37,20 +37,6 @@ class Resolved(NamedTuple):
     warnings: tuple[tuple[str, str], ...]
 
 
-class _Choices:
-    """Collects assumptions and warnings."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.options = options_of(type(workload))
-        self.changes: dict[str, Any] = {}
-        self.assumptions: list[Assumption] = []
-        self.warnings: list[tuple[str, str]] = []
-
-    def assume(self, field: str, value: Any, why: str) -> None:
-        self.changes[field] = value
-        self.assumptions.append(Assumption(name=field, value=value, why=why, flag=self.options[field].flag))
-
-
 def runtime_of(job: Job) -> Runtime:
     """The runtime that the job names, or the default."""
     return find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
@@ -63,7 +49,7 @@ def resolve(job: Job) -> Resolved:
         UsageError: fields that contradict each other or the model.
     """
     workload = job.workload
-    choices = _Choices(workload)
+    choices = Choices(workload)
     choices.assumptions += job.model.assumptions
     if isinstance(workload, Inference):
         _resolve_inference(job, workload, choices)
@@ -89,7 +75,7 @@ def resolve(job: Job) -> Resolved:
     return Resolved(filled, tuple(choices.assumptions), tuple(choices.warnings))
 
 
-def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
+def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
     model, runtime = job.model, runtime_of(job)
     if model.family == "counts" and isinstance(workload, FineTuning) and workload.method != "full":
         raise UsageError(
@@ -105,6 +91,8 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
     if model.encoder_decoder and workload.target_seq is None:
         length = choices.changes.get("seq", workload.seq)
         choices.assume("target_seq", length, "as long as the source")
+    resolve_checkpointing(model, workload, choices)
+    resolve_step(job, workload, choices)
     if workload.outputs is None:
         choices.assume("outputs", runtime.outputs, f"what a {runtime.name} loop does")
     _resolve_kernels(model, runtime, workload, choices)
@@ -151,7 +139,7 @@ def _resolve_training(job: Job, workload: Training, choices: _Choices) -> None:
         )
 
 
-def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices: _Choices) -> None:
+def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices: Choices) -> None:
     """The kernel set, what the runtime brings where the job does not say, and the loss that comes with it.
 
     Raises:
@@ -169,21 +157,13 @@ def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices
         choices.assume("loss", "fused" if fused else "eager", why)
 
 
-def _resolve_images(model: Model, workload: Training, choices: _Choices) -> None:
+def _resolve_images(model: Model, workload: Training, choices: Choices) -> None:
     """Images have their own length, tokens of the image or none at all, and no padding."""
     choices.changes["seq"] = model.tokens_per_image
     choices.changes["padding"] = "none"
-    if workload.checkpointing == "full" and not model.checkpoints_layers:
-        choices.warnings.append(
-            (
-                "checkpointing-by-hand",
-                f"transformers' {model.architecture} has no gradient_checkpointing_enable: "
-                "counted as if each block were wrapped in torch.utils.checkpoint",
-            )
-        )
 
 
-def _check_targets(job: Job, workload: FineTuning, choices: _Choices) -> None:
+def _check_targets(job: Job, workload: FineTuning, choices: Choices) -> None:
     """Targets that no module has would silently train nothing."""
     modules = {
         target_of(parameter)
@@ -220,7 +200,7 @@ def _lacks_bf16(job: Job) -> bool:
     return bool(native) and "bf16" not in native
 
 
-def _resolve_lengths(model: Model, workload: Inference, choices: _Choices) -> None:
+def _resolve_lengths(model: Model, workload: Inference, choices: Choices) -> None:
     """Context and prompt of text."""
     longest = model.max_positions or TYPICAL_CONTEXT
     context = workload.context
@@ -237,7 +217,7 @@ def _resolve_lengths(model: Model, workload: Inference, choices: _Choices) -> No
         )
 
 
-def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None:
+def _resolve_inference(job: Job, workload: Inference, choices: Choices) -> None:
     model = job.model
     if model.encoder_decoder:
         raise UsageError(
@@ -274,7 +254,7 @@ def _resolve_inference(job: Job, workload: Inference, choices: _Choices) -> None
 _COUNTED_AS = {"int4": "in groups of 128", "nf4": "in blocks of 64", "nf4-dq": "in blocks of 64"}
 
 
-def _warn_of_quantization(job: Job, workload: Inference, choices: _Choices) -> None:
+def _warn_of_quantization(job: Job, workload: Inference, choices: Choices) -> None:
     """What the checkpoint's quantization_config says beside the format, and what is counted in its place."""
     facts = job.model.facts
     stated, details = facts.get("quantization"), facts.get("quantization_details", ())
@@ -295,7 +275,7 @@ def _why_not(model: Model) -> str:
     return "(a bias is added to the scores)" if model.pixels or model.reads_across_blocks else "(soft-capped scores)"
 
 
-def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
+def _resolve_attention(job: Job, workload: Workload, choices: Choices) -> None:
     model = job.model
     if not model.attention_kernels:
         return
@@ -325,7 +305,7 @@ def _resolve_attention(job: Job, workload: Workload, choices: _Choices) -> None:
         )
 
 
-def _assume_overheads(job: Job, choices: _Choices) -> None:
+def _assume_overheads(job: Job, choices: Choices) -> None:
     given = job.overheads
     device = job.cluster.device if job.cluster else None
     if given.runtime is None:
@@ -354,7 +334,7 @@ def _assume_overheads(job: Job, choices: _Choices) -> None:
         )
 
 
-def _warn_of_size(job: Job, choices: _Choices) -> None:
+def _warn_of_size(job: Job, choices: Choices) -> None:
     """A stated number of parameters that the stated dimensions do not make."""
     model = job.model
     if model.stated_parameters is None:
@@ -368,7 +348,7 @@ def _warn_of_size(job: Job, choices: _Choices) -> None:
         choices.warnings.append(("size-mismatch", text))
 
 
-def _warn_of_devices(job: Job, choices: _Choices) -> None:
+def _warn_of_devices(job: Job, choices: Choices) -> None:
     cluster = job.cluster
     if cluster is None:
         return
@@ -386,7 +366,7 @@ def _warn_of_devices(job: Job, choices: _Choices) -> None:
         )
 
 
-def _warn_of_formats(job: Job, choices: _Choices) -> None:
+def _warn_of_formats(job: Job, choices: Choices) -> None:
     """Formats that the device's units do not compute in. The bytes stay as counted; that it runs is not said."""
     workload, cluster = job.workload, job.cluster
     assert cluster is not None

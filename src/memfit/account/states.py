@@ -6,10 +6,11 @@ because small tensors, embeddings and quantised matrices follow other rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from memfit.errors import UsageError
+from memfit.account.optimizers import Optimizer, Trained
+from memfit.account.rules import SCRATCH, STATES, is_projected
 from memfit.kernels import KernelPolicy
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Tape
@@ -32,101 +33,6 @@ class Tensors(NamedTuple):
 
     parameter: Parameter
     repeat: int
-
-
-class Trained(NamedTuple):
-    """A trained tensor: elements, bytes of one, and how often it occurs."""
-
-    elements: int
-    dtype: str
-    repeat: int
-    role: str
-    shape: tuple[int, ...] = ()
-
-
-class Optimizer(NamedTuple):
-    """States and the scratch of a step. `states`: number of tensors as large as the parameter; `state_bytes` None: its format.
-
-    scratch: foreach = temporaries of all parameters at once, loop = of the largest one, none = fused.
-    """
-
-    name: str
-    states: int
-    state_bytes: int | None = None
-    blockwise: bool = False
-    full_embeddings: bool = False
-    """Block-wise, but embeddings keep 32-bit states (the runtime's habit)."""
-    paged: bool = False
-    foreach_tensors: int = 0
-    loop: bool = False
-    rule: str = "dense"
-    """What a state is as large as: dense (the parameter), factored, muon."""
-    largest_scratch: tuple[int, int] = (0, 0)
-    """Bytes per element of the largest tensor that a step needs, for 16-bit and for 32-bit parameters."""
-    source: str = ""
-
-
-_TORCH = "torch/optim/adam.py"
-OPTIMIZERS = {
-    one.name: one
-    for one in (
-        Optimizer(
-            "adamw-foreach",
-            2,
-            foreach_tensors=1,
-            source=f"{_TORCH} _multi_tensor_adam: exp_avg_sq_sqrt, one list as large as the parameters",
-        ),
-        Optimizer("adamw-fused", 2, source=f"{_TORCH} _fused_adam: no temporaries"),
-        Optimizer("adamw-loop", 2, loop=True, source=f"{_TORCH} _single_tensor_adam: the root and the denominator of one tensor"),
-        Optimizer("adamw-8bit", 2, 1, blockwise=True, source="bitsandbytes optim/optimizer.py Optimizer2State, block-wise 8 bit"),
-        Optimizer("paged-adamw-8bit", 2, 1, blockwise=True, paged=True, source="bitsandbytes: states in managed memory"),
-        Optimizer("sgd", 0, source="torch/optim/sgd.py: updates in place"),
-        Optimizer("sgd-momentum", 1, source="torch/optim/sgd.py: one momentum buffer in the parameter's format"),
-        Optimizer(
-            "adafactor",
-            1,
-            4,
-            rule="factored",
-            largest_scratch=(16, 8),
-            source="transformers optimization.py Adafactor: fp32 row and column sums; fp32 gradient, parameter and update",
-        ),
-        Optimizer("lion", 1, largest_scratch=(4, 8), source="lion-pytorch: one momentum; the update is a clone and a sum"),
-        Optimizer(
-            "muon",
-            1,
-            rule="muon",
-            largest_scratch=(10, 12),
-            source="torch/optim/_muon.py for matrices of layers, AdamW for the rest; Newton-Schulz in bf16, one matrix at a time",
-        ),
-        Optimizer("adagrad", 1, foreach_tensors=2, source="torch/optim/adagrad.py: sum of squares; foreach: root and quotient"),
-        Optimizer("rmsprop", 1, foreach_tensors=1, source="torch/optim/rmsprop.py: mean of squares; foreach: its root"),
-    )
-}
-"""Optimizers by name; `adamw` is torch's default, which is foreach on CUDA."""
-
-
-def find_optimizer(text: str) -> Optimizer:
-    """An optimizer by name, or `custom:states=2,bytes=4`.
-
-    Raises:
-        UsageError: a custom form that cannot be read.
-    """
-    if not text.startswith("custom:"):
-        return OPTIMIZERS["adamw-foreach" if text == "adamw" else text]
-    values = {"states": -1, "bytes": -1}
-    for part in text.removeprefix("custom:").split(","):
-        key, _, value = part.partition("=")
-        if (
-            key.strip() not in values
-            or not (value.strip().isascii() and value.strip().isdecimal())
-            or len(value) > 3
-            or int(value) > 64
-        ):
-            raise UsageError(f"--optimizer {text[:60]!r}: write it like custom:states=2,bytes=4 (whole numbers up to 64)")
-        values[key.strip()] = int(value)
-    if min(values.values()) < 0:
-        raise UsageError(f"--optimizer {text[:60]!r} needs both states and bytes: custom:states=2,bytes=4")
-    return Optimizer(text, values["states"], values["bytes"], source="as given")
 
 
 def tensors_of(model: Model) -> list[Tensors]:
@@ -199,7 +105,7 @@ def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
     for one in trained:
         element = DTYPE_BYTES[one.dtype] if optimizer.state_bytes is None else optimizer.state_bytes
         if optimizer.rule != "dense":
-            total += one.repeat * element * _RULES[optimizer.rule](one)
+            total += one.repeat * element * STATES[optimizer.rule](optimizer, one)
             continue
         if optimizer.blockwise:
             if one.elements < BLOCKWISE_MINIMUM or (optimizer.full_embeddings and one.role == "embedding"):
@@ -212,38 +118,36 @@ def state_bytes(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
     return total
 
 
-def _factored(one: Trained) -> int:
-    """Adafactor: rows + columns of the last two dimensions, for each of the leading ones; a vector has a state of its size."""
-    if len(one.shape) < 2:
-        return one.elements
-    rows, columns = one.shape[-2:]
-    return one.elements // (rows * columns) * (rows + columns)
-
-
-def _muon(one: Trained) -> int:
-    """Muon keeps one momentum for a layer's matrix; AdamW keeps two states for everything else."""
-    return one.elements if one.role in ("linear", "adapter") and len(one.shape) == 2 else 2 * one.elements
-
-
-_RULES: dict[str, Callable[[Trained], int]] = {"factored": _factored, "muon": _muon}
-"""Elements of all states of a tensor, where they are not as large as it."""
-
-
 def step_scratch(optimizer: Optimizer, trained: list[Trained]) -> int:
-    """Temporaries of a step: as many lists of all parameters, or copies of the largest tensor, as the implementation makes."""
+    """Temporaries of a step: as many lists of all parameters, or copies of the largest tensor, as the implementation makes.
+
+    One that goes tensor by tensor still holds some of the one before: the maximum is over neighbours, in the order of the model
+    (what is projected to a low rank in a group of its own, the last). Equal neighbours occur where a block repeats one.
+    """
     if optimizer.foreach_tensors:
         return optimizer.foreach_tensors * gradient_bytes(trained)
     if optimizer.paged:
         return max((state_bytes(optimizer, [one._replace(repeat=1)]) for one in trained), default=0)
-    if optimizer.loop:
-        return _loop_scratch(trained)
-    return max((one.elements * optimizer.largest_scratch[DTYPE_BYTES[one.dtype] // 4] for one in trained), default=0)
+    if optimizer.scratch:
+        scratch = SCRATCH[optimizer.scratch]
+        ordered = sorted(trained, key=is_projected) if optimizer.rank else trained
+        return max((scratch(optimizer, before, one) for before, one in zip([None, *ordered], ordered, strict=False)), default=0)
+    return max((_largest_scratch(optimizer, one) for one in trained), default=0)
 
 
-def _loop_scratch(trained: list[Trained]) -> int:
-    """The root and the denominator of one tensor, beside the denominator of the one before, whose name is still bound.
+def _largest_scratch(optimizer: Optimizer, one: Trained) -> int:
+    return one.elements * optimizer.largest_scratch[DTYPE_BYTES[one.dtype] // 4]
 
-    max over tensors i, in the order of the model, of size(i - 1) + 2 size(i). Equal neighbours occur where a block repeats one.
-    """
-    sizes = [one.elements * DTYPE_BYTES[one.dtype] for one in trained]
-    return max((before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False)), default=0)
+
+def scratch_per_byte(optimizer: Optimizer, trained: Iterable[Trained]) -> int:
+    """Scratch of a step over one tensor alone, for each byte of it, rounded up: the most of all tensors but the smallest."""
+    return max((-(-_alone(optimizer, one) // one.num_bytes) for one in trained if one.elements >= BLOCKWISE_MINIMUM), default=0)
+
+
+def _alone(optimizer: Optimizer, one: Trained) -> int:
+    one = one._replace(repeat=1)
+    if optimizer.foreach_tensors:
+        return optimizer.foreach_tensors * one.num_bytes
+    if optimizer.paged:
+        return state_bytes(optimizer, [one])
+    return SCRATCH[optimizer.scratch](optimizer, None, one) if optimizer.scratch else _largest_scratch(optimizer, one)

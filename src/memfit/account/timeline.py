@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memfit.account.blocks import Run
+from memfit.account.checkpoints import Checkpointing
 from memfit.account.crossing import BlockMemory
 from memfit.account.forms import ZERO, Form, as_temporary
 
@@ -12,10 +13,12 @@ from memfit.account.forms import ZERO, Form, as_temporary
 class StepPolicy(NamedTuple):
     """What decides forward and backward beside the kernels."""
 
-    checkpointed: bool
+    checkpointing: Checkpointing
     outputs_kept: bool
     gradients_persist: bool
-    """Gradients exist when forward begins: kept as zeros, or accumulated over micro-batches."""
+    """Gradients exist when forward begins: kept as zeros, accumulated over micro-batches, or views of DDP's buckets."""
+    step_scratch: int = -1
+    """See `Accumulation`."""
 
 
 class _Outside(NamedTuple):
@@ -39,14 +42,15 @@ def _outside_values(runs: list[Run]) -> dict[str, _Outside]:
     found: dict[str, _Outside] = {}
     provided: dict[str, _Outside] = {}
     for index, run in enumerate(runs):
-        for memory in run.blocks:
+        for place, memory in enumerate(run.blocks):
+            checkpointed = run.span(place) is not None
             for read in memory.read:
                 one = found.get(read.name, provided[read.name]._replace(first=index))
                 # what its provider keeps as well is counted there
-                kept = bool(one.form) and (read.saved or run.checkpointed)
+                kept = bool(one.form) and (read.saved or checkpointed)
                 found[read.name] = one._replace(last=index, saved=one.saved or kept, form=read.form if kept else one.form)
             for value in memory.provided:
-                form = ZERO if value.saved and not run.checkpointed else value.form
+                form = ZERO if value.saved and not checkpointed else value.form
                 provided[value.name] = _Outside(form, index, index, index, saved=False, returned=False, leaf=value.leaf)
         if run.provides:
             form = run.blocks[-1].output
@@ -60,8 +64,8 @@ class Timeline:
     def __init__(self, runs: list[Run], tables: Form, masks: tuple[Form, ...], policy: StepPolicy, *, masks_saved: bool) -> None:
         self.runs = runs
         self.tables = tables
-        self.checkpointed = policy.checkpointed
-        self.masks_stay = policy.checkpointed or masks_saved
+        self.checkpointed = policy.checkpointing.recomputes
+        self.masks_stay = self.checkpointed or masks_saved
         self.outputs_kept = policy.outputs_kept
         self.outside = _outside_values(runs)
         self.masks = self._masks(masks)
@@ -139,7 +143,7 @@ class Timeline:
             kept += period_kept * (run.repeat - 1)
             casts += period_casts * (run.repeat - 1)
             for place, memory in enumerate(run.bare):
-                self.note(phase, run.names[place], kept + casts + held, memory.forward)
+                self.note(phase, run.names[place], kept + casts + held + _in_transit(run, memory), memory.forward)
                 kept += run.kept(place)
                 casts += memory.region_casts + memory.returned[0]
             if run.role == "embedding" or not index:
@@ -157,7 +161,12 @@ class Timeline:
 
     def _embedded(self, index: int) -> Form:
         """The embedding's output, which the name `inputs_embeds` holds while the layers run, unless the first layer keeps it."""
-        if self.checkpointed or index + 1 == len(self.runs) or self.runs[index + 1].blocks[0].input_saved:
+        if index + 1 == len(self.runs):
+            return ZERO
+        following = self.runs[index + 1]
+        if self.checkpointed and not following.offloaded and (following.span(0) or following.role != "layers"):
+            return ZERO
+        if following.span(0) is None and following.blocks[0].input_saved:
             return ZERO
         return self.runs[index].blocks[-1].output
 
@@ -184,7 +193,9 @@ class Timeline:
                 later = grown + run.gradients(turn) + sum(released) * turn
                 for place in range(len(run.blocks) - 1, -1, -1):
                     memory = run.turn(turn)[place]
-                    self._block(run, memory, prefixes[place] + later + held, waiting, run.names[place])
+                    span = run.span(place)
+                    base = prefixes[place if span is None else span[0]] + later + held
+                    self._block(run, run.turn(turn), place, base, waiting)
                     later += memory.gradients + released[place]
                     if memory.read:
                         waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
@@ -192,15 +203,36 @@ class Timeline:
                         waiting.pop(value.name, None)
             grown += run.gradients(run.repeat) + run.settled + sum(released) * run.repeat
 
-    def _block(self, run: Run, memory: BlockMemory, base: Form, waiting: dict[str, Form], name: str) -> None:
+    def _block(self, run: Run, blocks: tuple[BlockMemory, ...], place: int, base: Form, waiting: dict[str, Form]) -> None:
+        memory, span = blocks[place], run.span(place)
         if not memory.backward:
             return
-        if run.checkpointed:
-            self.note("backward", f"recomputation of a {name}", base + memory.output + sum(waiting.values()), memory.forward)
-            if not memory.input_saved:
-                base += memory.input
+        if span is not None:
+            if place + 1 == span[1]:
+                self._recomputation(run, blocks, span, base + memory.output + sum(waiting.values()))
+            base += _recomputed(run, blocks, span[0], place) + run.bare[place].unclaimed
         if waiting:
             # those that it reads or provides are counted in its own states
             own = {one.name for one in memory.read} | {one.name for one in memory.provided}
             base += sum([form for one, form in waiting.items() if one not in own])
-        self.note("backward", name, base, memory.backward)
+        self.note("backward", run.names[place], base, memory.backward)
+
+    def _recomputation(self, run: Run, blocks: tuple[BlockMemory, ...], span: tuple[int, int], base: Form) -> None:
+        """A checkpoint's blocks run forward again, one after the other, and keep what autograd saves."""
+        for place in range(*span):
+            memory = blocks[place]
+            before = _recomputed(run, blocks, span[0], place) if place > span[0] else _in_transit(run, memory)
+            states = run.bare[place].recomputed or memory.forward
+            self.note("backward", f"recomputation of a {run.names[place]}", base + before, states)
+
+
+def _recomputed(run: Run, blocks: tuple[BlockMemory, ...], start: int, place: int) -> Form:
+    """What a checkpoint that begins at `start` holds when the blocks before `place` have run again: its input, all they save."""
+    first = blocks[start]
+    source = ZERO if first.input_saved else first.input
+    return source + _in_transit(run, first) + sum([one.kept for one in blocks[start:place]])
+
+
+def _in_transit(run: Run, memory: BlockMemory) -> Form:
+    """One more checkpoint's input on its way to the host or back, while the next one is at work."""
+    return memory.input if run.offloaded else ZERO

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.account.blocks import Conditions, Run, masks_of, measure_segment, shared_forms
+from memfit.account.checkpoints import Checkpointing, arranged
 from memfit.account.crossing import Accumulation
 from memfit.account.forms import (
     GRADIENTS,
@@ -24,12 +25,12 @@ from memfit.account.forms import (
     parts,
     per_axis,
 )
+from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.states import (
-    Optimizer,
-    Trained,
     buffer_bytes,
     gradient_bytes,
+    scratch_per_byte,
     state_bytes,
     step_scratch,
     tensors_of,
@@ -49,17 +50,18 @@ class TrainingPolicy(NamedTuple):
     """What decides a training step beside the kernels."""
 
     optimizer: Optimizer
-    checkpointed: bool
+    checkpointing: Checkpointing
     outputs_kept: bool
     gradients_persist: bool
     workspace: int
     buffers: int = 0
     """Untrained tensors of the release's modelling code, beside the model's own."""
-
-    @property
-    def step(self) -> StepPolicy:
-        """The part that forward and backward depend on."""
-        return StepPolicy(self.checkpointed, self.outputs_kept, self.gradients_persist)
+    in_backward: bool = False
+    """The optimizer steps each parameter as its gradient arrives."""
+    buckets: str = "none"
+    """DDP's buckets: none | copies | views (of which the gradients are parts)."""
+    ema: str = ""
+    """Format of a moving average of the weights on the device."""
 
 
 def _uses_of_tied(model: Model) -> dict[str, list[tuple[int, str]]]:
@@ -120,16 +122,15 @@ def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
 
 def _saved_masks(model: Model, kernels: KernelPolicy, policy: StepPolicy, masks: tuple[Form, ...]) -> Form:
     """Masks that autograd holds: as inputs of checkpoints, or because a trained position bias was laid over them."""
-    if policy.checkpointed:
-        axes = model.checkpointed_masks
-    else:
+    axes = model.checkpointed_masks if policy.checkpointing.recomputes else ()
+    if not policy.checkpointing.all_layers:
         biased = any(
             op.kind == "attention" and len(op.inputs) > 3
             for segment in model.segments
             for block in segment.blocks
             for op in block.ops
         )
-        axes = (PAIR,) if biased and kernels.padded and kernels.attention == "sdpa" and kernels.train_all else ()
+        axes += (PAIR,) if biased and kernels.padded and kernels.attention == "sdpa" and kernels.train_all else ()
     return sum([form(TEMPORARY, axis, num_bytes) for _, axis, num_bytes in parts(sum(masks)) if axis in axes])
 
 
@@ -142,27 +143,47 @@ class _Step(NamedTuple):
     forward_end: Form
     backward_end: Form
     """What is left of them when backward has run: the outputs that the caller still holds."""
+    host: Form
+    """Inputs of checkpoints in host memory."""
 
 
 def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     """The model's blocks in order of execution, measured."""
     uses = _uses_of_tied(model)
     runs: list[Run] = []
-    if policy.checkpointed and model.reads_across_blocks:
+    checkpointing = policy.checkpointing
+    if checkpointing.recomputes and model.reads_across_blocks:
         kernels = kernels._replace(checkpointed=True)
     conditions = Conditions(kernels, Accumulation(), policy.outputs_kept, False, kernels.precision.weight)
     for index, segment in enumerate(model.segments):
-        accumulation = Accumulation(policy.gradients_persist)
+        in_backward = policy.step_scratch >= 0
+        persist = policy.gradients_persist or in_backward  # either way a gradient is gone when its parameter has taken it
+        accumulation = Accumulation(persist)
         if uses and segment.role in ("embedding", "head"):
-            accumulation = _accumulation(uses, index, persist=policy.gradients_persist)
-        conditions = conditions._replace(accumulation=accumulation)
-        checkpointed = policy.checkpointed and segment.role == "layers"
+            accumulation = _accumulation(uses, index, persist=persist)
+        conditions = conditions._replace(accumulation=accumulation._replace(step_scratch=policy.step_scratch))
+        checkpointed = checkpointing.recomputes and segment.role == "layers"
         if checkpointed and kernels.adapter is not None:
             # enable_input_require_grads, without which a checkpointed adapter gets no gradient
             conditions = conditions._replace(requires_grad=True)
-        found, conditions = measure_segment(model, index, conditions, checkpointed=checkpointed)
-        runs += [run._replace(unit=segment.unit) for run in found] if policy.checkpointed and segment.unit else found
-    return runs
+        found, conditions = measure_segment(
+            model,
+            index,
+            conditions,
+            checkpointed=checkpointed,
+            operators=checkpointing.operators,
+            once=not checkpointing.all_layers,
+        )
+        if checkpointed and checkpointing.kind == "offloaded":
+            found = [run._replace(offloaded=True) for run in found]
+        # modules around the layers are checkpointed beside them only where every layer is
+        runs += [run._replace(unit=segment.unit) for run in found] if segment.unit and checkpointing.kind == "full" else found
+    return arranged(runs, checkpointing)
+
+
+def _host(runs: list[Run]) -> Form:
+    """Inputs of checkpoints that wait in host memory."""
+    return sum([run.blocks[start].input * run.repeat for run in runs if run.offloaded for start, _ in run.spans])
 
 
 @lru_cache(maxsize=256)
@@ -178,12 +199,12 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     timeline.backward(before, last.outputs)
     kept += timeline.outside_kept()
     leaf = ZERO
-    if policy.checkpointed and kernels.adapter is not None and len(runs) > 1:
+    if policy.checkpointing.recomputes and kernels.adapter is not None and len(runs) > 1:
         # the embedding's output is then a leaf: it and its gradient live until the outputs are dropped
         leaf = 2 * runs[0].blocks[-1].output
     return _Step(
         moments=pruned(timeline.moments),
-        kept=kept + (ZERO if policy.checkpointed else tables) + saved_masks + _saved_inputs(model, kernels),
+        kept=kept + (ZERO if policy.checkpointing.all_layers else tables) + saved_masks + _saved_inputs(model, kernels),
         forward_end=kept
         + last.outputs_held
         + timeline.returned(beside_kept=True)
@@ -191,6 +212,7 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         + tables
         + (sum(masks) if timeline.masks_stay else ZERO),
         backward_end=last.outputs + timeline.returned() + timeline.cache() + timeline.leaves() + leaf,
+        host=_host(runs),
     )
 
 
@@ -212,24 +234,46 @@ def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
     return _Totals(weights, trained, gradient_bytes(trained), _inputs(model, kernels))
 
 
+def ema_bytes(model: Model, kernels: KernelPolicy, dtype: str) -> int:
+    """A moving average of what is trained: elements x bytes of its format."""
+    return sum(one.repeat * one.elements for one in _totals(model, kernels).trained) * DTYPE_BYTES[dtype]
+
+
+def _standing_gradients(totals: _Totals, policy: TrainingPolicy) -> int:
+    """Gradients and buckets that are there all the time."""
+    times = (policy.gradients_persist or policy.buckets == "views") + (policy.buckets == "copies")
+    return totals.gradients * times
+
+
+def _passing_gradients(totals: _Totals, policy: TrainingPolicy) -> int:
+    """Gradients that come with backward and stay until the step."""
+    stay = policy.gradients_persist or policy.buckets == "views" or policy.in_backward
+    return 0 if stay else totals.gradients
+
+
 def resident_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> int:
     """Weights, optimizer states and gradients: what an optimizer step holds at the least."""
     totals = _totals(model, kernels)
     states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    return totals.weights + totals.gradients + states
+    gradients = _standing_gradients(totals, policy) + _passing_gradients(totals, policy)
+    average = ema_bytes(model, kernels, policy.ema) if policy.ema else 0
+    return totals.weights + average + gradients + states
 
 
 def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     """The profile of a training step."""
-    step = _step(model, kernels, policy.step)
     totals = _totals(model, kernels)
+    scratch = scratch_per_byte(policy.optimizer, totals.trained) if policy.in_backward else -1
+    persist = policy.gradients_persist or policy.buckets == "views"
+    step = _step(model, kernels, StepPolicy(policy.checkpointing, policy.outputs_kept, persist, scratch))
     states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    weights, gradients = form(WEIGHTS, ONCE, totals.weights + policy.buffers), form(GRADIENTS, ONCE, totals.gradients)
+    weights = form(WEIGHTS, ONCE, totals.weights + policy.buffers)
     statics = weights + totals.inputs + form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
-    held = gradients
-    if policy.gradients_persist:
-        statics, held = statics + gradients, ZERO
-    update = held + step.backward_end + form(TEMPORARY, ONCE, step_scratch(policy.optimizer, totals.trained))
+    statics += form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
+    statics += form(WEIGHTS, ONCE, ema_bytes(model, kernels, policy.ema) if policy.ema else 0)
+    held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
+    at_once = 0 if policy.in_backward else step_scratch(policy.optimizer, totals.trained)
+    update = held + step.backward_end + form(TEMPORARY, ONCE, at_once)
     return Profile(
         moments=(loading(weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update))),
         statics=statics,
@@ -238,5 +282,7 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
         forward_end=per_axis(statics + step.forward_end),
         backward_end=per_axis(statics + held + step.backward_end),
         lazy_states=states,
+        lazy_phases=("forward", "loss") if policy.in_backward else ("forward", "loss", "backward"),
+        host=per_axis(step.host),
         trained_parameters=sum(one.repeat * one.elements for one in totals.trained),
     )

@@ -64,7 +64,7 @@ def _spellings(flags: Iterable[str]) -> str:
 
 def _values(one: Option) -> str:
     if one.choices:
-        more = f", {code(one.pattern + '...')}" if one.pattern else ""
+        more = "".join([f", {code(pattern + '...')}" for pattern in one.patterns])
         return ", ".join(code(choice) for choice in one.choices) + more
     words = {"size": "size (`24GiB`)", "count": "count (`7B`)", "tokens": "whole number (`128k`)", "fraction": "share (`10%`)",
              "number": "number", "text": "text", "flag": "flag"}  # fmt: skip

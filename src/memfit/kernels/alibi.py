@@ -135,6 +135,7 @@ def falcon(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tape.record((), (mask,))
         saved.append(mask)
     tape.record(saved[:3] + saved[5:], (out, lse), saved=saved)
+    tape.name("attention")
     for one in saved[4:]:
         one.requires_grad = False
     return out

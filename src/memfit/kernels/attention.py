@@ -128,6 +128,7 @@ def _flash(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         expanded = (k.width + v.width) * heads // op.attributes["num_kv_heads"]
         scratch.append((k.axis, 2 * expanded))
     tape.record((q, k, v), (out, lse), saved=(q, k, v, out, lse), backward_scratch=scratch)
+    tape.name("attention")
     lse.requires_grad = False
     copied = op.attributes["head_major"] and not KERNEL_SETS[context.policy.kernels].rotary_in_place
     return _contiguous(tape, out) if copied else out
@@ -183,6 +184,7 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
         tape.record((), (mask,))
         saved.append(mask)
     tape.record(saved[:3] + saved[5:], (out, lse), saved=saved)
+    tape.name("attention")
     for one in (lse, *saved[5:]):
         one.requires_grad = False
     return out
@@ -214,6 +216,7 @@ def _biased_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     out = _output(tape, op, q, v)
     lse = tape.tensor(q.axis, heads, "fp32")
     tape.record((q, k, v, expanded), (out, lse), saved=(q, k, v, out, lse, bias))
+    tape.name("attention")
     lse.requires_grad = False
     return out
 

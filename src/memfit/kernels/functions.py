@@ -51,6 +51,7 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, axis: int, width: int) -> Tensor:
     out = tape.tensor(axis, width, a.dtype)
     saved = [one for one, other in ((a, b), (b, a)) if other.requires_grad]
     tape.record((a, b), (out,), saved=saved)
+    tape.name("bmm")
     return out
 
 
@@ -102,6 +103,7 @@ def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None
             weight_grads.append((bias.num_elements * DTYPE_BYTES[policy.weight], 0, bias.name))
     inputs = (x,) if copy is None else (x, copy)
     tape.record(inputs, (out,), saved=saved, weight_grads=tuple(weight_grads), view_gradient=True)
+    tape.name("mm" if bias is None else "addmm")
     if copy is not None:
         copy.requires_grad = False
     return out
@@ -119,6 +121,7 @@ def _quantized_linear(tape: Tape, parameter: Parameter, quantized: QuantizedForm
     if quantized.dequantized:
         scratch.append((ONCE, prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute]))
     tape.record((x,), (out,), scratch=scratch, backward_scratch=scratch, view_gradient=True)
+    tape.name("mm")
     return tape.cast(out, given)
 
 
@@ -151,6 +154,7 @@ def _adapter_linear(context: Context, parameter: Parameter, dtype: str, x: Tenso
     copy_bytes = prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute] if copy is not None else 0
     weight_grads = ((size, copy_bytes, parameter.name),) if trained else ()
     tape.record((x,) if copy is None else (x, copy), (out,), saved=saved, weight_grads=weight_grads, view_gradient=True)
+    tape.name("mm")
     if copy is not None:
         copy.requires_grad = False
     return out

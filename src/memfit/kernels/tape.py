@@ -14,6 +14,10 @@ from memfit.precision import DTYPE_BYTES, PrecisionPolicy
 Size = tuple[int, int]
 """An axis and the bytes for each unit of it."""
 
+OPERATORS = ("mm", "addmm", "bmm", "attention", "convolution")
+"""Operators whose outputs a selective checkpoint can keep, as torch names them: products without and with a bias, batched ones,
+the fused attention kernels, convolutions."""
+
 WHOLE_BLOCK = 1 << 30
 """Later than any node."""
 
@@ -82,8 +86,24 @@ class Tape:
         """Autocast's casts of trained weights, alive until the autocast block ends."""
         self.returned: list[Tensor] = []
         """Keys and values in the cache object that the model returns: alive as long as the caller holds the outputs."""
+        self.operators: dict[int, str] = {}
+        """By node: which of `OPERATORS` it is."""
         self.first_logits: int | None = None
         """The storage of the head's output: it and all later ones of the block are counted as logits."""
+
+    def name(self, operator: str) -> None:
+        """Say which of `OPERATORS` the latest node is."""
+        self.operators[len(self.nodes) - 1] = operator
+
+    def outputs_of(self, operators: tuple[str, ...]) -> frozenset[int]:
+        """Storages that nodes of these operators make; of `mm/2` those of the first, the third and so on."""
+        found: list[int] = []
+        met = dict.fromkeys(OPERATORS, 0)
+        for index, operator in self.operators.items() if operators else ():
+            met[operator] += 1
+            if operator in operators or (f"{operator}/2" in operators and met[operator] % 2):
+                found += [one.storage for one in self.nodes[index].outputs]
+        return frozenset(found)
 
     def tensor(self, axis: int, width: int, dtype: str, requires_grad: bool = False) -> Tensor:
         """A tensor with a storage of its own."""

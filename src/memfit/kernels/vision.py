@@ -44,6 +44,7 @@ def conv2d(context: Context, op: Op, x: Tensor) -> Tensor:
     out = tape.tensor(SEQUENCE, op.outputs[0].width, policy.compute if policy.autocast else x.dtype)
     inputs = (x,) if copy is None else (x, copy)
     tape.record(inputs, (out,), saved=inputs, weight_grads=_gradients(context, op, copy is not None))
+    tape.name("convolution")
     if copy is not None:
         copy.requires_grad = False
     return out
@@ -211,6 +212,7 @@ def image_attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, b
     lse = tape.tensor(q.axis, rows // queries * -(-queries // LSE_MULTIPLE) * LSE_MULTIPLE, "fp32")
     out = tape.tensor(q.axis, op.outputs[0].width, read[2].dtype)
     tape.record(read, (out, lse), saved=(*read, out, lse))
+    tape.name("attention")
     lse.requires_grad = False
     return out
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memfit.account.checkpoints import find_checkpointing
 from memfit.account.resolve import runtime_of
 from memfit.fit.levers.common import ATTENTION
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import FineTuning, Job, Training
 from memfit.options import options_of
+from memfit.precision import DTYPE_BYTES
 from memfit.units import format_count, format_gib
 
 _WITH_32_BIT_STATES = ("adamw", "adamw-foreach", "adamw-loop", "adamw-fused")
@@ -143,11 +145,34 @@ MICRO_BATCH = Lever(
 
 # --- checkpointing
 
+
+
+def _selective_flags(job: Job) -> tuple[str, ...]:
+    kept = "context_fn=partial(create_selective_checkpoint_contexts, policy)"
+    if _is_trainer(job):
+        return ("--gradient_checkpointing true", f"gradient_checkpointing_kwargs=dict(use_reentrant=False, {kept})")
+    return (f"model.gradient_checkpointing_enable(dict(use_reentrant=False, {kept}))",)
+
+
+SELECTIVE = Lever(
+    name="selective-checkpointing",
+    group="checkpointing",
+    why_here="the same gradients; at most a sixth more compute, always",
+    applies=lambda job: _training(job).checkpointing == "none" and job.model.loss is not None,
+    edit=lambda job: with_workload(job, checkpointing="selective"),
+    change=lambda before, after: "selective checkpointing: attention and every second matrix product kept",
+    # Half of the products of one more forward pass; forward : backward = 1 : 2, so 3 units become at most 3.5.
+    cost=lambda before, after: (
+        "up to 17 % more compute: half of the matrix products of each layer's forward run twice; needs a policy of a few lines"
+    ),
+    flags=_selective_flags,
+)
+
 CHECKPOINTING = Lever(
     name="checkpointing",
     group="checkpointing",
     why_here="the same gradients; a third more compute, always",
-    applies=lambda job: _training(job).checkpointing == "none",
+    applies=lambda job: find_checkpointing(_training(job).checkpointing).kind in ("none", "selective", "every", "first"),
     edit=lambda job: with_workload(job, checkpointing="full"),
     change=lambda before, after: "activation checkpointing of every layer",
     # Chen et al. 2016 (arXiv:1604.06174): one more forward pass; forward : backward = 1 : 2, so 3 units become 4.
@@ -155,6 +180,53 @@ CHECKPOINTING = Lever(
         "about 33 % more compute: each layer's forward runs twice (8 instead of 6 FLOPs per parameter and token)"
     ),
     flags=_spell("--gradient_checkpointing true", "model.gradient_checkpointing_enable()"),
+)
+
+
+def _inputs_of_layers(job: Job) -> int:
+    """Bytes of the inputs of all layers, in the format of the hidden states."""
+    workload, model = _training(job), job.model
+    width = DTYPE_BYTES[workload.weight_dtype or "fp32"]
+    return model.num_layers * model.hidden_size * width * workload.batch * (workload.seq or 1)
+
+
+OFFLOADED = Lever(
+    name="offloaded-checkpointing",
+    group="checkpointing",
+    why_here="as checkpointing, and each layer's input over the host bus and back",
+    applies=lambda job: _training(job).checkpointing != "offloaded" and bool(job.model.hidden_size) and not job.model.pixels,
+    edit=lambda job: with_workload(job, checkpointing="offloaded"),
+    change=lambda before, after: "activation checkpointing with each layer's input in host memory",
+    cost=lambda before, after: (
+        f"about 33 % more compute, and {format_gib(_inputs_of_layers(after))} of layers' inputs to host memory and back "
+        "in every micro-batch; a few percent slower where the copies overlap with compute"
+    ),
+    flags=_spell('use_gradient_checkpointing="unsloth"', "with torch.autograd.graph.save_on_cpu(pin_memory=True)"),
+)
+
+# --- optimizer in backward
+
+
+def _steps_at_once(job: Job) -> bool:
+    """Whether every gradient is final when it arrives; a larger micro-batch leaves the choice of accumulating to its lever."""
+    workload = _training(job)
+    final = workload.grad_accum == 1 and workload.zero_grad == "none" and not workload.clip_grad
+    alone = workload.ddp in (None, "none") and workload.batch == 1
+    return final and alone and not workload.optimizer_in_backward and not _is_trainer(job) and _method(job) == "full"
+
+
+OPTIMIZER_IN_BACKWARD = Lever(
+    name="optimizer-in-backward",
+    group="optimizer-in-backward",
+    why_here="the same update and the same compute; no clipping and no accumulation any more",
+    applies=_steps_at_once,
+    edit=lambda job: with_workload(job, optimizer_in_backward=True),
+    change=lambda before, after: "optimizer step within backward, each gradient freed at once",
+    cost=lambda before, after: (
+        "the same update in a step per parameter, a few percent slower; gradients cannot be clipped by their global norm, "
+        "accumulated or read after backward"
+    ),
+    flags=lambda job: ("parameter.register_post_accumulate_grad_hook(step)  # for each parameter, with an optimizer of its own",),
 )
 
 # --- 8-bit optimizers
@@ -315,5 +387,6 @@ QLORA = Lever(
 )
 
 TRAINING_LEVERS = (
-    ATTENTION, FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, CHECKPOINTING, ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
+    ATTENTION, FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, OPTIMIZER_IN_BACKWARD, SELECTIVE, CHECKPOINTING, OFFLOADED, ADAMW_8BIT,
+    PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
 )  # fmt: skip

@@ -1,0 +1,72 @@
+"""Decisions on a job as they are made, and those on checkpointing and on the optimizer's step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memfit.account.checkpoints import find_checkpointing, num_checkpointed
+from memfit.errors import UsageError
+from memfit.job import Assumption, Job, Training, Workload
+from memfit.model import Model
+from memfit.options import options_of
+
+
+class Choices:
+    """Collects assumptions and warnings."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.options = options_of(type(workload))
+        self.changes: dict[str, Any] = {}
+        self.assumptions: list[Assumption] = []
+        self.warnings: list[tuple[str, str]] = []
+
+    def assume(self, field: str, value: Any, why: str) -> None:
+        self.changes[field] = value
+        self.assumptions.append(Assumption(name=field, value=value, why=why, flag=self.options[field].flag))
+
+
+def resolve_checkpointing(model: Model, workload: Training, choices: Choices) -> None:
+    """Checkpointing that does nothing, or that transformers has no switch for."""
+    checkpointing = find_checkpointing(workload.checkpointing)
+    if not checkpointing.recomputes:
+        return
+    if not num_checkpointed(model, checkpointing):
+        text = "the model has no layers to recompute"
+        if checkpointing.kind == "every":
+            text = f"{model.name} has fewer than {checkpointing.layers:,} layers, so nothing would be recomputed"
+        raise UsageError(f"--checkpointing {workload.checkpointing[:60]}: {text}")
+    if not model.checkpoints_layers:
+        choices.warnings.append(
+            (
+                "checkpointing-by-hand",
+                f"transformers' {model.architecture} has no gradient_checkpointing_enable: "
+                "counted as if each block were wrapped in torch.utils.checkpoint",
+            )
+        )
+
+
+def resolve_step(job: Job, workload: Training, choices: Choices) -> None:
+    """DDP over several devices; an optimizer that steps within backward needs every gradient to be final when it arrives."""
+    several = job.cluster is not None and job.cluster.count > 1
+    if workload.ddp is None:
+        choices.changes["ddp"] = "copies" if several else "none"
+        if several:
+            why = "whole replicas are kept equal by DistributedDataParallel, whose buckets are copies of the gradients"
+            choices.assume("ddp", "copies", why)
+    elif workload.ddp != "none" and job.cluster is not None and not several:
+        raise UsageError(f"--ddp {workload.ddp}: one device has nobody to share gradients with; name several: --on 2x...")
+    if workload.ema_dtype is not None and workload.ema == "none":
+        raise UsageError(f"--ema-dtype {workload.ema_dtype} needs --ema device or --ema host")
+    if not workload.optimizer_in_backward:
+        return
+    conflicts = {
+        f"--grad-accum {workload.grad_accum}": workload.grad_accum > 1,
+        f"--clip-grad {workload.clip_grad}": bool(workload.clip_grad),
+        "--zero-grad zeros": workload.zero_grad == "zeros",
+        f"--ddp {choices.changes.get('ddp', workload.ddp)}": choices.changes.get("ddp", workload.ddp) != "none",
+    }
+    given = [flag for flag, conflict in conflicts.items() if conflict]
+    if given:
+        raise UsageError(
+            f"--optimizer-in-backward steps on each gradient as it arrives and frees it: it excludes {' and '.join(given)}"
+        )
