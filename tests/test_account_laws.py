@@ -102,6 +102,7 @@ def test_a_longer_sequence_never_needs_less(of: Model, workload: Training, more:
 @settings(max_examples=60, deadline=None)
 @given(DECODER_MODELS, trainings(), st.integers(1, 64))
 def test_a_larger_rank_never_needs_less(of: Model, workload: Training, more: int) -> None:
+    assume("8bit" not in workload.optimizer)  # tensors of fewer than 4,096 elements have 32-bit states
     assume(isinstance(workload, FineTuning) and workload.method != "full")
     assert isinstance(workload, FineTuning)
     larger = changed(workload, lora_rank=workload.lora_rank + more)

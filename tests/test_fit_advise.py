@@ -284,7 +284,7 @@ def test_answer_when_nothing_fits_says_so_and_names_devices() -> None:
     whys = [step.why for step in found.next]
     assert whys[0].startswith("no change that memfit knows makes it fit on 1x Toy 1GB; without a change: GPU 22144000GB")
     # bf16-true, and the 8-bit optimizer of weights that are not trained any more, would change nothing.
-    assert whys[1].startswith("with fused-loss + micro-batch + checkpointing + qlora: ")
+    assert whys[1].startswith("with fused-loss + micro-batch + offloaded-checkpointing + qlora: ")
     assert "GPU 10000000GB" in whys[1]
     assert found.next[1].command.endswith("--on gpu-10000000")
 

@@ -51,7 +51,7 @@ _TAIL = """## Not validated at all
 No row of the corpus says anything about these; the figures rest on formulas and their sources:
 
 - optimizers in 8 bit and paged ones, `custom:` optimizers, gradients kept as zeros between steps, losses fused with
-  the head;
+  the head; layers' inputs on the host, DDP's buckets and moving averages of the weights;
 - QLoRA with a current bitsandbytes release, without the upcast of norms and embeddings;
 - whole steps of LoRA with checkpointing (their kept bytes are), and whole steps under autocast or with dropout;
 - kernels of devices before compute capability 8.0 (no FlashAttention), AMD, Intel, Apple, TPU and NPU devices;
