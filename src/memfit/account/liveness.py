@@ -92,9 +92,7 @@ def _plan(lowered: Lowered, *, grad: bool, chosen: frozenset[int] = frozenset(),
     return _Plan(born, dies, saved, storages)
 
 
-def _forward(
-    lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset()
-) -> tuple[tuple[Form, ...], tuple[Form, ...]]:
+def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset()) -> tuple[tuple[Form, ...], tuple[Form, ...]]:
     """The largest states while a block runs forward, and those until the last tensor that backward needs has been saved.
 
     There a recomputation stops (torch/utils/checkpoint.py, set_checkpoint_early_stop): before the operation runs that saves its
