@@ -58,6 +58,9 @@ class Training(Options):
     attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
         group="kernels", aliases=("attn", "attn-implementation"),
         choice_aliases={"flash_attention_2": "flash", "flash-attention-2": "flash", "fa2": "flash", "flash_attention_3": "flash"})
+    mixer_kernels: str = option("torch", "State spaces and gated delta rules: transformers' own torch code, or fused kernels",
+        kind="choice", choices=("torch", "fused"), group="kernels", aliases=("scan",),
+        choice_aliases={"mamba-ssm": "fused", "fla": "fused"})
     checkpointing: str = option("none", "Activation checkpointing of every layer (full), of all but listed operations "
         "(selective), with inputs on the host (offloaded); every:2 each second layer, first:8 the first 8, group:4 four at once",
         kind="choice", choices=("none", "full", "selective", "offloaded"), patterns=("every:", "first:", "group:", "selective:"),
@@ -129,7 +132,7 @@ class Inference(Options):
         choice_aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "bf16-true": "bf16",
                         "fp16-true": "fp16", "32-true": "fp32", "32": "fp32", "16": "bf16"})
     quantization: str | None = option(None, "Format of the linear layers' weights; the rest keeps --weight-dtype", kind="choice",
-        choices=("none", "int8", "fp8", "int4", "nf4", "nf4-dq"), group="precision", aliases=("weights", "quant"),
+        choices=("none", "int8", "fp8", "int4", "mxfp4", "nf4", "nf4-dq"), group="precision", aliases=("weights", "quant"),
         choice_aliases={"8": "int8", "8bit": "int8", "8-bit": "int8", "bnb-8bit": "int8", "4": "int4", "4bit": "int4",
         "4-bit": "int4",
                         "awq": "int4", "gptq": "int4", "bnb-4bit": "nf4", "bitsandbytes": "nf4", "16": "none", "16bit": "none",
@@ -141,6 +144,9 @@ class Inference(Options):
                         "bfloat16": "bf16", "float16": "fp16"})
     attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
         group="kernels", aliases=("attn", "attn-implementation"), choice_aliases={"flash_attention_2": "flash", "fa2": "flash"})
+    mixer_kernels: str = option("torch", "State spaces and gated delta rules: transformers' own torch code, or fused kernels",
+        kind="choice", choices=("torch", "fused"), group="kernels", aliases=("scan",),
+        choice_aliases={"mamba-ssm": "fused", "fla": "fused"})
     logits: str = option("last", "Positions of the prompt whose logits are computed", kind="choice", choices=("last", "all"),
         group="activations")
 

@@ -28,6 +28,8 @@ class QuantizedFormat(NamedTuple):
     outer_block: int = 0
     """Double quantisation: first-level scales that share a second-level scale."""
     outer_bytes: int = 0
+    experts_only: bool = False
+    """Linear layers keep the weights' format, only experts are stored in this one."""
     dequantized: bool = False
     """The kernel writes a 16-bit copy of one weight at a time (bitsandbytes 4-bit at more than one token)."""
     source: str = ""
@@ -49,6 +51,7 @@ QUANTIZED = {
         QuantizedFormat("nf4", 4, 64, 8, dequantized=True, source=_BNB),
         QuantizedFormat("nf4-dq", 4, 64, 2, 256, 4, dequantized=True, source=_BNB),
         QuantizedFormat("int4", 4, 128, 5, source="GPTQ and AWQ, group 128: fp16 scale and 4-bit zero point per group"),
+        QuantizedFormat("mxfp4", 4, 32, 2, experts_only=True, source="OCP MX: an 8-bit scale for 32 elements; gpt-oss's experts"),
         QuantizedFormat("int8", 8, 0, 8, source="bitsandbytes LLM.int8(): one byte and an fp32 scale per output row"),
         QuantizedFormat("fp8", 8, 0, 8, source="per-channel fp8: one byte and an fp32 scale per output row"),
     )

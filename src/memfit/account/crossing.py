@@ -38,6 +38,8 @@ class BlockMemory(NamedTuple):
     """Autocast copies that no node saves: alive until the autocast block ends."""
     forward: tuple[Form, ...]
     """The largest states while it runs forward, its input included."""
+    stopped: tuple[Form, ...]
+    """Those of them that a checkpoint meets as well when it runs it forward again: it stops when the last tensor is saved."""
     backward: tuple[Form, ...]
     """The largest states while it runs backward, from all it kept and its output's gradient on."""
     gradients: Form

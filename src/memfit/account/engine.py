@@ -22,7 +22,7 @@ from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 
-STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "workspace")
+STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
 """What is taken once and never given back: the allocator does not fragment around it."""
 
 
@@ -71,10 +71,15 @@ def compile_job(job: Job) -> Compiled:
     return _compile_training(job, workload)
 
 
+def chunks_of(model: Model, tokens: int) -> int:
+    """Chunks into which the model's scans cut a sequence: ceil(s / c); 0 without such layers."""
+    return -(-tokens // model.chunk) if model.chunk else 0
+
+
 def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = training_policies(job, workload)
     seq = workload.seq or 1
-    numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0)
+    numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0, chunks_of(job.model, seq))
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
@@ -91,8 +96,8 @@ def _compile_inference(job: Job, workload: Inference) -> Compiled:
     return Compiled(
         _serving_profile(job.model, kernels, policy),
         kernels,
-        Numbers(sequences, prompt, prompt),
-        Numbers(sequences, 1, context),
+        Numbers(sequences, prompt, prompt, 0, chunks_of(job.model, prompt)),
+        Numbers(sequences, 1, context, 0, chunks_of(job.model, 1)),
         workspace,
         0,
     )
@@ -292,8 +297,9 @@ def _fixed(value: int) -> Overhead:
 def _cache_use(job: Job, compiled: Compiled) -> CacheUse | None:
     workload = job.workload
     profile = compiled.profile
-    if not isinstance(workload, Inference) or not profile.cache:
+    if not isinstance(workload, Inference) or not (profile.cache or profile.state):
         return None
     context = workload.context or 1
     now, before = (amount(profile.cache, monomials(Numbers(1, 1, length), profile.windows)) for length in (context, context - 1))
-    return CacheUse(bytes_per_token=now - before, bytes_per_sequence=now)
+    state = amount(profile.state, monomials(Numbers(1, 1, 1), profile.windows))
+    return CacheUse(bytes_per_token=now - before, bytes_per_sequence=now, state_bytes_per_sequence=state)

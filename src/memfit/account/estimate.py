@@ -89,6 +89,8 @@ class CacheUse(Record):
 
     bytes_per_token: int
     bytes_per_sequence: int
+    state_bytes_per_sequence: int = 0
+    """Recurrent states beside it, which do not grow with the context."""
     pool_bytes: int | None = None
     pool_tokens: int | None = None
     max_concurrency: float | None = None

@@ -109,6 +109,17 @@ def _cache(job: Job, compiled: Compiled) -> str:
     return f"{workload.concurrency:,} x {workload.context or 0:,} tokens x {layers} x {per_element:g} B"
 
 
+def _state(job: Job, compiled: Compiled) -> str:
+    workload = job.workload
+    assert isinstance(workload, Inference)
+    element = DTYPE_BYTES[compiled.kernels.precision.weight]
+    layers = " + ".join(
+        f"{count} layers x ({state.convolution:,} x {element} B + {state.recurrence:,} x 4 B)"
+        for state, count in job.model.states
+    )
+    return f"{workload.concurrency:,} sequences x {layers}, whatever the context"
+
+
 def _temporary(job: Job, compiled: Compiled) -> str:
     """What the binding phase needs beside: named where it is one thing."""
     workload = job.workload
@@ -136,6 +147,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "activations": _activations,
     "logits": _logits,
     "kv_cache": _cache,
+    "recurrent_state": _state,
     "inputs": _inputs,
     "temporary": _temporary,
     "workspace": lambda job, compiled: "cuBLAS, one per thread",

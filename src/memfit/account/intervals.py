@@ -23,6 +23,7 @@ WIDTHS = {
     "master_weights": Width(0, 0, "exact"),
     "optimizer_states": Width(0, 0, "exact"),
     "kv_cache": Width(0, 0, "exact"),
+    "recurrent_state": Width(0, 0, "exact"),
     "inputs": Width(0, 0, "exact"),
     "activations": Width(2, 2, "modelled"),
     "logits": Width(2, 2, "modelled"),

@@ -92,11 +92,23 @@ def _plan(lowered: Lowered, *, grad: bool, chosen: frozenset[int] = frozenset(),
     return _Plan(born, dies, saved, storages)
 
 
-def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset()) -> tuple[Form, ...]:
-    """The largest states while a block runs forward; `there`: storages that exist when it begins, beside its input."""
+def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset()) -> tuple[tuple[Form, ...], tuple[Form, ...]]:
+    """The largest states while a block runs forward, and those until the last tensor that backward needs has been saved.
+
+    There a recomputation stops (torch/utils/checkpoint.py, set_checkpoint_early_stop): before the operation runs that saves its
+    inputs last, so that what would only make the block's output is not made. `there`: storages that exist when it begins,
+    beside its input.
+    """
+    nodes, first = lowered.tape.nodes, lowered.tape.first
+    stop = max((index for index, node in enumerate(nodes) if node.saved), default=-1)
+    if stop >= 0 and any(first[storage] == stop for storage in nodes[stop].saved):
+        stop = -1  # it saves what it makes
+    needed: tuple[Form, ...] | None = None
     now = plan.storages[lowered.input.storage] + sum([plan.storages[storage] for storage in there])
     states = [now]
-    for node, born, dies in zip(lowered.tape.nodes, plan.born, plan.dies, strict=True):
+    for index, (node, born, dies) in enumerate(zip(nodes, plan.born, plan.dies, strict=True)):
+        if index == stop:
+            needed = largest([*states, now])
         now += born
         if node.scratch:
             states.append(now + _scratch(node.scratch))
@@ -104,7 +116,8 @@ def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset())
             states.append(now)
         now -= dies
     states.append(now)
-    return largest(states)
+    found = largest(states)
+    return found, found if needed is None else needed
 
 
 class _Gradient:
@@ -287,7 +300,7 @@ def measure_forward(lowered: Lowered, chosen: frozenset[int] = frozenset()) -> B
     if not chosen:
         return memory
     again = _plan(lowered, grad=True, chosen=chosen, again=True)
-    return memory._replace(recomputed=_forward(lowered, again, chosen), unclaimed=_unclaimed(lowered, plan, chosen))
+    return memory._replace(recomputed=_forward(lowered, again, chosen)[0], unclaimed=_unclaimed(lowered, plan, chosen))
 
 
 def _unclaimed(lowered: Lowered, plan: _Plan, chosen: frozenset[int]) -> Form:
@@ -356,10 +369,12 @@ def _block_memory(lowered: Lowered, plan: _Plan, kept: Form) -> BlockMemory:
     made = lowered.tape.cached_casts.values()
     casts = sum([sizes[one.storage][1] for one in made if not plan.saved[one.storage]])
     saved_casts = sum([sizes[one.storage][1] for one in made if plan.saved[one.storage]])
+    forward, stopped = _forward(lowered, plan)
     return BlockMemory(
         kept=kept,
         region_casts=form(TEMPORARY, ONCE, casts),
-        forward=_forward(lowered, plan),
+        forward=forward,
+        stopped=stopped,
         backward=(),
         gradients=ZERO,
         input=form(ACTIVATIONS, lowered.input.axis, sizes[lowered.input.storage][1]),

@@ -95,8 +95,9 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         train_all=method == "full",
         adapter=adapter,
         adapter_targets=targets,
-        one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.sdpa_multiplies),
+        one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.one_sequence_differs),
         device_capability=_capability(job),
+        fused_mixers=workload.mixer_kernels == "fused",
         cache=runtime_of(job).cache_format if _caches(job, workload) else "",
     )
     policy = TrainingPolicy(
@@ -138,6 +139,7 @@ def inference_kernels(job: Job, workload: Inference) -> KernelPolicy:
         binding_windows=tuple(window for window in job.model.windows if window <= prompt),
         quantized=None if quantization == "none" else QUANTIZED[quantization],
         device_capability=_capability(job),
+        fused_mixers=workload.mixer_kernels == "fused",
         logits_last=workload.logits == "last" and job.model.kind == "decoder",
         generating=job.model.kind == "decoder" and job.model.loss == "causal-lm",
     )

@@ -25,6 +25,8 @@ class Numbers(NamedTuple):
     tokens: Any
     keys: Any
     targets: Any = 0
+    chunks: Any = 0
+    """Chunks of each, where layers scan by chunks."""
 
 
 class Moment(NamedTuple):
@@ -52,6 +54,7 @@ class Profile(NamedTuple):
     forward_end: Terms = ()
     backward_end: Terms = ()
     cache: Terms = ()
+    state: Terms = ()
     lazy_states: int = 0
     """Bytes of optimizer states that do not exist before the first step."""
     lazy_phases: tuple[str, ...] = ("forward", "loss", "backward")
@@ -63,10 +66,11 @@ class Profile(NamedTuple):
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:
     """The count of each axis, in the order of `AXES`, and b min(k, w) for each window w."""
-    b, s, k, t = numbers
+    b, s, k, t, n = numbers
     pairs, target_pairs, cross_pairs = s * k, t * t, t * s
     counts = (
         1, s, b, b * s, b * k, pairs, b * pairs, t, b * t, target_pairs, cross_pairs, b * target_pairs, b * cross_pairs,
+        b * n, b * n * (n > 1), b * (n - (n > 0)), b * (n == 1), b * (s - 1),
     )  # fmt: skip
     return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
 

@@ -56,6 +56,7 @@ def resolve(job: Job) -> Resolved:
     else:
         _resolve_training(job, workload, choices)
     _resolve_attention(job, workload, choices)
+    _resolve_mixers(job, workload, choices)
     for field, why in _DEFAULTS_WORTH_SAYING.items():
         if (
             field in choices.options
@@ -251,7 +252,12 @@ def _resolve_inference(job: Job, workload: Inference, choices: Choices) -> None:
     _warn_of_quantization(job, workload, choices)
 
 
-_COUNTED_AS = {"int4": "in groups of 128", "nf4": "in blocks of 64", "nf4-dq": "in blocks of 64"}
+_COUNTED_AS = {
+    "mxfp4": "in its experts alone, in blocks of 32",
+    "int4": "in groups of 128",
+    "nf4": "in blocks of 64",
+    "nf4-dq": "in blocks of 64",
+}
 
 
 def _warn_of_quantization(job: Job, workload: Inference, choices: Choices) -> None:
@@ -272,6 +278,8 @@ def _warn_of_quantization(job: Job, workload: Inference, choices: Choices) -> No
 
 def _why_not(model: Model) -> str:
     """Why an attention implementation is not supported."""
+    if any(op.kind == "sink_attention" for segment in model.segments for block in segment.blocks for op in block.ops):
+        return "(its attention has sinks)"
     return "(a bias is added to the scores)" if model.pixels or model.reads_across_blocks else "(soft-capped scores)"
 
 
@@ -303,6 +311,27 @@ def _resolve_attention(job: Job, workload: Workload, choices: Choices) -> None:
                 "FlashAttention 2 needs compute capability 8.0; this device has {}.{}: use --attention sdpa".format(*capability),
             )
         )
+
+
+def _resolve_mixers(job: Job, workload: Workload, choices: Choices) -> None:
+    """Which kernels its scans run in is worth saying for models that have some."""
+    if not job.model.states:
+        if workload.mixer_kernels != "torch":
+            text = f"{job.model.family} has no state spaces or gated delta rules: --mixer-kernels changes nothing"
+            choices.warnings.append(("mixer-kernels-unused", text))
+        return
+    if workload.mixer_kernels == "torch":
+        why = (
+            "transformers' own code, which runs where mamba-ssm, causal-conv1d or flash-linear-attention are not installed; "
+            "their fused kernels keep far less"
+        )
+        choices.assumptions.append(Assumption(name="mixer_kernels", value="torch", why=why, flag="--mixer-kernels"))
+    elif isinstance(workload, Training) and isinstance(workload, FineTuning) and workload.method != "full":
+        text = "the fused function of Mamba reads the weights of out_proj and x_proj directly: adapters on them have no effect"
+        if any(
+            op.kind in ("mamba_mixer", "mamba2_mixer") for one in job.model.segments for block in one.blocks for op in block.ops
+        ):
+            choices.warnings.append(("adapters-bypassed", text))
 
 
 def _assume_overheads(job: Job, choices: Choices) -> None:

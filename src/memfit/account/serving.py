@@ -1,4 +1,5 @@
-"""The timeline of inference as moments: load, prefill, decode. Nothing is kept for backward; the cache grows with the context.
+"""The timeline of inference as moments: load, prefill, decode. Nothing is kept for backward; the cache grows with the context,
+recurrent states do not.
 
 Prefill runs the prompts of all sequences at once, decode one token of each with the whole context in the cache.
 Source for the cache: transformers 5 cache_utils.py, DynamicCache grows by concatenation, keys and values of one layer at a time.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memfit.account.blocks import shared_forms
-from memfit.account.forms import INPUTS, KV_CACHE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, form, per_axis
+from memfit.account.forms import INPUTS, KV_CACHE, RECURRENT_STATE, TEMPORARY, WEIGHTS, WORKSPACE, ZERO, Form, form, per_axis
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
 from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
@@ -49,6 +50,18 @@ def cache_bytes(cache: CacheSpec, kv_dtype: str) -> int:
     return -(-cache.elements_per_token * KV_BYTES_X2[kv_dtype] // 2)
 
 
+def state_form(model: Model, dtype: str) -> Form:
+    """Bytes of the recurrent states of one sequence, whatever its length: layers x (convolution x format + recurrence x 4).
+
+    Source: transformers 5 cache_utils.py, LinearAttentionLayer; a recurrent state has the format of what the scan returns: fp32.
+    """
+    total = sum(
+        layers * (state.convolution * DTYPE_BYTES[dtype] + state.recurrence * DTYPE_BYTES["fp32"])
+        for state, layers in model.states
+    )
+    return form(RECURRENT_STATE, SEQUENCE, total)
+
+
 def _growth(model: Model, kv_dtype: str) -> list[Form]:
     """While one layer's keys are concatenated, the old and the new ones are alive: half of that layer's cache."""
     largest: dict[int, int] = {}
@@ -85,23 +98,26 @@ def _states(
 def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
     """The profile of prefill and decode."""
     weights = form(WEIGHTS, ONCE, weight_bytes(tensors_of(model), kernels) + buffer_bytes(model, kernels))
+    state = state_form(model, kernels.precision.weight)
     cache = cache_form(model, policy.kv_dtype)
     pixels = model.pixels * DTYPE_BYTES[kernels.precision.weight]
     inputs = form(INPUTS, SEQUENCE, pixels) if pixels else form(INPUTS, TOKEN, ID_BYTES)
     statics = weights + inputs + form(WORKSPACE, ONCE, policy.workspace)
     tables, mask = shared_forms(model, kernels)
     load = weights + form(TEMPORARY, ONCE, _load_scratch(model, kernels))
-    filled = cache_form(model, policy.kv_dtype, cropped=False)
+    filled = cache_form(model, policy.kv_dtype, cropped=False) + state
     moments = _states(model, kernels, filled, tables + mask, "prefill", short=False)
-    if model.kind == "decoder" and cache:
-        moments += _states(model, kernels._replace(decoding=True), cache, tables, "decode", short=True)
-        moments += [("decode", "cache concatenation", cache + growth, True) for growth in _growth(model, policy.kv_dtype)]
+    held = cache + state
+    if model.kind == "decoder" and held:
+        moments += _states(model, kernels._replace(decoding=True), held, tables, "decode", short=True)
+        moments += [("decode", "cache concatenation", held + growth, True) for growth in _growth(model, policy.kv_dtype)]
     return Profile(
         moments=(loading(load), *pruned(moments)),
         statics=statics,
         static_total=per_axis(statics),
         windows=model.windows,
         cache=per_axis(cache),
+        state=per_axis(state),
     )
 
 

@@ -23,7 +23,7 @@ BLOCKWISE_BLOCK = 256
 """Elements that share an fp32 scale in an 8-bit state (optim/optimizer.py, blocksize 256)."""
 
 
-QUANTIZE_EXPERTS = ("fp8", "int4")
+QUANTIZE_EXPERTS = ("fp8", "int4", "mxfp4")
 """Formats of checkpoints that hold every expert's matrices quantised (fp8, GPTQ, AWQ). Bitsandbytes, whose formats the others
 are, replaces linear layers only (transformers integrations/bitsandbytes.py)."""
 
@@ -52,12 +52,15 @@ def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
     element = DTYPE_BYTES[policy.precision.weight]
     total = 0
     for parameter, repeat in tensors:
-        if policy.quantized is not None and parameter.role == "linear" and len(parameter.shape) == 2:
-            total += repeat * policy.quantized.weight_bytes(*parameter.shape)
-        elif policy.quantized is not None and parameter.role == "expert" and policy.quantized.name in QUANTIZE_EXPERTS:
-            total += repeat * parameter.shape[0] * policy.quantized.weight_bytes(*parameter.shape[1:])
+        quantized = policy.quantized
+        linear = parameter.role == "linear" and len(parameter.shape) == 2
+        expert = parameter.role == "expert" and len(parameter.shape) == 3
+        if quantized is not None and linear and not quantized.experts_only:
+            total += repeat * quantized.weight_bytes(*parameter.shape)
+        elif quantized is not None and expert and quantized.name in QUANTIZE_EXPERTS:
+            total += repeat * parameter.shape[0] * quantized.weight_bytes(*parameter.shape[1:])
         else:
-            total += repeat * parameter.num_elements * element
+            total += repeat * parameter.num_elements * (DTYPE_BYTES[parameter.dtype] if parameter.dtype else element)
     return total
 
 
@@ -88,7 +91,11 @@ def trained_tensors(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Tr
     if policy.adapter is not None:
         return adapters(tensors, policy)
     dtype = policy.precision.weight
-    return [Trained(one.num_elements, dtype, repeat, one.role, one.shape) for one, repeat in tensors if one.role != "unused"]
+    return [
+        Trained(one.num_elements, one.dtype or dtype, repeat, one.role, one.shape)
+        for one, repeat in tensors
+        if one.role != "unused"
+    ]
 
 
 def gradient_bytes(trained: Iterable[Trained]) -> int:

@@ -107,9 +107,7 @@ class Timeline:
         """Values from outside that are alive while this run runs backward."""
         values = self.outside.values()
         held = [
-            one.form
-            for one in values
-            if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
+            one.form for one in values if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
         ]
         return sum(held) + sum([one.form for one in values if one.leaf and index < one.provider])
 
@@ -222,7 +220,7 @@ class Timeline:
         for place in range(*span):
             memory = blocks[place]
             before = _recomputed(run, blocks, span[0], place) if place > span[0] else _in_transit(run, memory)
-            states = run.bare[place].recomputed or memory.forward
+            states = run.bare[place].recomputed or (memory.stopped if place + 1 == span[1] else memory.forward)
             self.note("backward", f"recomputation of a {run.names[place]}", base + before, states)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
 from memfit.families.view import ConfigView
 from memfit.model import ACTIVATION_FUNCTIONS, TOKEN, Block, BlockBuilder, Segment, Value
+from memfit.model.ops.mixers import to_fp32
 
 EMBEDDING = "model.embed_tokens"
 
@@ -47,11 +48,11 @@ def token_embedding(name: str, vocab: int, hidden: int, *, scaled: bool = False)
     return Segment((b.done(b.scale(x) if scaled else x),), role="embedding")
 
 
-def gated_mlp(b: BlockBuilder, x: Value, ffn: int, activation: str, *, bias: bool = False) -> Value:
+def gated_mlp(b: BlockBuilder, x: Value, ffn: int, activation: str, *, bias: bool = False, name: str = "mlp") -> Value:
     """down(activation(gate(x)) * up(x)), as wide as x."""
-    gate = b.activation(activation, b.linear("mlp.gate_proj", x, ffn, bias=bias))
-    up = b.linear("mlp.up_proj", x, ffn, bias=bias)
-    return b.linear("mlp.down_proj", b.multiply(gate, up), x.width, bias=bias, split="row")
+    gate = b.activation(activation, b.linear(f"{name}.gate_proj", x, ffn, bias=bias))
+    up = b.linear(f"{name}.up_proj", x, ffn, bias=bias)
+    return b.linear(f"{name}.down_proj", b.multiply(gate, up), x.width, bias=bias, split="row")
 
 
 def language_head(
@@ -67,11 +68,13 @@ def language_head(
     token_upcast: bool = True,
     bias: bool = False,
     scaled: bool = False,
+    fp32_logits: bool = False,
     token_dropout: float = 0.1,
 ) -> tuple[Segment, str | None]:
     """Final norm, head and loss of the class that `architecture` names. Returns the segment and the kind of loss.
 
-    `bias`: of the language head; `scaled`: its logits are multiplied by a number; `token_dropout`: before a token classifier
+    `bias`: of the language head; `scaled`: its logits are multiplied by a number; `fp32_logits`: the class itself casts them, and
+    what it returns is the copy; `token_dropout`: before a token classifier
     where the config says nothing; `token_upcast`: whether token classification computes its loss in fp32 (the generic class does,
     GPT-2's own does not).
 
@@ -86,6 +89,8 @@ def language_head(
             logits = b.scale(logits)
         if softcap:
             logits = b.softcap(logits)
+        if fp32_logits:
+            logits = to_fp32(b, logits)
         loss = b.loss(logits, upcast=True)
         b.until_here(x)
         return Segment((b.done(loss),), role="head"), "causal-lm"

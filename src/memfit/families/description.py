@@ -30,8 +30,9 @@ class Description(Record):
     rotary_tables: int = 1
     rotary_fp32: bool = False
     mask: str = "usual"
-    sdpa_multiplies: bool = False
+    one_sequence_differs: bool = False
     shared: tuple[SharedTensor, ...] = ()
+    chunk: int = 0
     facts: Mapping[str, Any] = {}
     buffer_bytes: int = 0
     buffer_elements: int = 0

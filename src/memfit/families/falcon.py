@@ -150,7 +150,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         rotary_dim=None if shape.alibi else hidden // heads,
         buffer_bytes=4 * (hidden // heads) if shape.alibi else 0,  # the frequencies are there all the same
         mask="own" if shape.alibi else "always",
-        sdpa_multiplies=shape.multi_query,
+        one_sequence_differs=shape.multi_query,
         shared=bias if shape.alibi else (),
         loss=loss,
         attention_kernels=("sdpa", "eager") if shape.alibi else ("flash", "sdpa", "eager"),

@@ -193,7 +193,19 @@ class ConfigView:
             raise self._refuse(key, value, "one of " + ", ".join(sorted(known)))
         return value
 
-    def layer_types(self, num_layers: int) -> list[str] | None:
+    def says(self, key: str, word: str) -> bool:
+        """Whether a key that may be a number or a word is this word."""
+        return bool(self._raw(key) == word)
+
+    def refuse(self, key: str, wanted: str) -> None:
+        """Refuse a value that is understood and not counted.
+
+        Raises:
+            InputError: always.
+        """
+        raise self._refuse(key, self._raw(key), wanted)
+
+    def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
         """`layer_types`: one name per layer."""
         raw = self._raw("layer_types")
         if raw is None:
@@ -201,8 +213,8 @@ class ConfigView:
         if not isinstance(raw, list) or len(raw) != num_layers:
             raise self._refuse("layer_types", raw, f"a list of {num_layers} names, one per layer")
         for one in raw:
-            if one not in ("full_attention", "sliding_attention"):
-                raise self._refuse("layer_types", one, "full_attention or sliding_attention in each place")
+            if one not in known:
+                raise self._refuse("layer_types", one, f"{' or '.join(known)} in each place")
         return list(raw)
 
     def rotary_share(self, key: str, default: float) -> float:
@@ -248,6 +260,8 @@ class ConfigView:
             raise self._refuse("quantization_config", raw, "an object")
         method = str(raw.get("quant_method", "bitsandbytes" if "load_in_4bit" in raw else ""))
         bits = raw.get("bits", raw.get("w_bit"))
+        if method == "mxfp4":
+            return "mxfp4"
         if method in ("fp8", "fbgemm_fp8"):
             return "fp8"
         if method in ("gptq", "awq") and bits in (4, 8, None):
@@ -261,7 +275,7 @@ class ConfigView:
             raise self._refuse(
                 "quantization_config",
                 method or raw,
-                "a method that is known: fp8, fbgemm_fp8, gptq, awq, bitsandbytes, "
+                "a method that is known: mxfp4, fp8, fbgemm_fp8, gptq, awq, bitsandbytes, "
                 "compressed-tensors or modelopt with 4 or 8 bits",
             )
         return found
@@ -321,6 +335,8 @@ _COUNTED_GROUP = 128
 
 def _weight_details(raw: Mapping[str, Any], name: str | None) -> tuple[str, ...]:
     """Modules that are left out, a quantised head, and a group size other than the one that is counted."""
+    if name == "mxfp4":  # all but the experts is left out, and counted so
+        return ()
     found = []
     for key in _LEFT_OUT_KEYS:
         modules = raw.get(key)

@@ -21,8 +21,14 @@ KERNELS = {
     "eager": "eager: two matrix products around a softmax",
     "flash": "FlashAttention",
     "flash-unpadded": "FlashAttention over the tokens without their padding (varlen)",
+    "flash-wide": "FlashAttention with values padded to the keys' width",
     "math": "sdpa's math path: the score matrix is kept",
     "memory-efficient": "sdpa's memory-efficient kernel",
+}
+
+MIXERS = {
+    "torch": "transformers' own scans, which store what fused kernels keep on the chip",
+    "fused": "mamba-ssm's or flash-linear-attention's kernels, with causal-conv1d",
 }
 
 LOSSES = {
@@ -42,6 +48,9 @@ def kernels_in_force(job: Job, estimate: EstimateFunction, device_bytes: int) ->
         runtime = runtime_of(job)
         found.append(Kernel(computes="modules", name=one.name, why=one.description, source=one.source or runtime.source))
     found += _attention(job, policy, estimate, device_bytes)
+    if model.states:
+        name = workload.mixer_kernels
+        found.append(Kernel(computes="mixers", name=name, why=MIXERS[name]))
     if isinstance(workload, Training) and model.loss is not None:
         compiled = policy.kernels == "compile" and policy.loss == "eager"
         why = "one compiled kernel: logits stay in their own format" if compiled else LOSSES[policy.loss]

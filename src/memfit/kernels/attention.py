@@ -39,6 +39,8 @@ def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: T
     kernel = chosen(context.policy, op, q.dtype)
     if kernel == "flash":
         return _flash(context, op, q, k, v)
+    if kernel == "flash-wide":
+        return _flash_wide(context, op, q, k, v)
     if kernel == "flash-unpadded":
         return _flash_padded(context, op, q, k, v)
     if kernel == "math":
@@ -50,19 +52,20 @@ def attention(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: T
 def chosen(policy: KernelPolicy, op: Op, dtype: str) -> str:
     """The kernel that computes the attention `op` on operands of `dtype`.
 
-    eager | flash | flash-unpadded | math | memory-efficient.
+    eager | flash | flash-wide | flash-unpadded | math | memory-efficient.
 
     FlashAttention's own package takes what it is given, without its padding. `sdpa` is torch's choice among its kernels, by mask,
     format, head dimension, heads and compute capability.
     """
     if policy.attention == "eager":
         return "eager"
-    if policy.attention == "flash":
-        return "flash-unpadded" if policy.padded else "flash"
-    masked = has_mask(policy, op)
     heads = op.attributes["num_heads"]
+    unequal = op.inputs[2].width * heads != op.inputs[0].width * op.attributes["num_kv_heads"]
+    if policy.attention == "flash":
+        return "flash-wide" if unequal else "flash-unpadded" if policy.padded else "flash"
+    masked = has_mask(policy, op)
     fits = op.inputs[0].width // heads <= FLASH_MAX_HEAD_DIM
-    if not masked and fits and dtype in ("bf16", "fp16") and _flash_capable(policy):
+    if not masked and not unequal and fits and dtype in ("bf16", "fp16") and _flash_capable(policy):
         return "flash"
     grouped = op.attributes["num_kv_heads"] != heads
     return "math" if grouped and not masked and fits else "memory-efficient"
@@ -134,6 +137,26 @@ def _flash(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _contiguous(tape, out) if copied else out
 
 
+def _flash_wide(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Values narrower than keys (latent attention) are padded with zeros to the same width, and the result is cropped.
+
+    Source: transformers 5 integrations/flash_attention.py.
+    """
+    tape = context.tape
+    wide = tape.tensor(v.axis, k.width, v.dtype)
+    tape.record((v,), (wide,))
+    if context.policy.padded:
+        q, k, wide = (functions.unary(tape, one) for one in (q, k, wide))
+    heads = op.attributes["num_heads"]
+    out, lse = tape.tensor(q.axis, q.width, v.dtype), tape.tensor(q.axis, heads, "fp32")
+    scratch: list[Size] = [(q.axis, 4 * q.width), (q.axis, 4 * heads)]
+    tape.record((q, k, wide), (out, lse), saved=(q, k, wide, out, lse), backward_scratch=scratch)
+    lse.requires_grad = False
+    cropped = _output(tape, op, q, v)
+    tape.record((out,), (cropped,))
+    return cropped
+
+
 def _flash_padded(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """FlashAttention with a padding mask: q, k, v are copied without the padding, the output is scattered back.
 
@@ -144,7 +167,7 @@ def _flash_padded(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> 
     return functions.unary(tape, _flash(context, op, *packed))
 
 
-def _repeat(tape: Tape, op: Op, x: Tensor, *, single_is_view: bool = False) -> Tensor:
+def repeat(tape: Tape, op: Op, x: Tensor, *, single_is_view: bool = False) -> Tensor:
     """repeat_kv: every key-value head copied for its group of query heads; x itself where there is nothing to repeat.
 
     `single_is_view`: where the product takes a strided operand, the expansion of a single head stays a view.
@@ -158,13 +181,13 @@ def _repeat(tape: Tape, op: Op, x: Tensor, *, single_is_view: bool = False) -> T
     return out
 
 
-def _key_operand(context: Context, op: Op, x: Tensor, strided: bool) -> Tensor:
+def key_operand(context: Context, op: Op, x: Tensor, strided: bool) -> Tensor:
     """What eager's product reads of keys or values: repeated ones, or a single head, which the product or a cast writes out."""
     tape = context.tape
     if op.attributes["num_kv_heads"] != 1 or op.attributes["num_heads"] == 1:
         return _operand(tape, x, strided)
     cast = tape.autocast_compute(x)
-    return _repeat(tape, op, cast, single_is_view=context.policy.one_sequence and cast is x)
+    return repeat(tape, op, cast, single_is_view=context.policy.one_sequence and cast is x)
 
 
 def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, masked: bool, cast: tuple[bool, bool]) -> Tensor:
@@ -175,7 +198,7 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
     tape = context.tape
     heads = op.attributes["num_heads"]
     if not context.policy.decoding:
-        k, v = _repeat(tape, op, k, single_is_view=not cast[0]), _repeat(tape, op, v, single_is_view=not cast[1])
+        k, v = repeat(tape, op, k, single_is_view=not cast[0]), repeat(tape, op, v, single_is_view=not cast[1])
     out = _output(tape, op, q, v)
     lse = tape.tensor(q.axis, heads, "fp32")
     saved = [q, k, v, out, lse]
@@ -233,7 +256,7 @@ def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     dtype = v.dtype
     q, k, v = (tape.cast(one, "fp32") for one in (q, k, v))
     q = functions.unary(tape, q)
-    k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+    k, v = repeat(tape, op, k), repeat(tape, op, v)
     k = functions.unary(tape, k)
     scores = functions.matmul(tape, q, k, pair_axis(q, k), heads)
     masked = has_mask(context.policy, op)
@@ -259,10 +282,10 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
     grouped = heads != op.attributes["num_kv_heads"]
     value_dtype = v.dtype
     if op.attributes["num_kv_heads"] > 1:
-        k, v = _repeat(tape, op, k), _repeat(tape, op, v)
+        k, v = repeat(tape, op, k), repeat(tape, op, v)
     strided = not context.policy.one_sequence
     pair = pair_axis(q, k)
-    read_q, read_k = _operand(tape, q, strided), _key_operand(context, op, k, strided and not grouped)
+    read_q, read_k = _operand(tape, q, strided), key_operand(context, op, k, strided and not grouped)
     scores = functions.matmul(tape, read_q, read_k, pair, heads)
     scores = functions.unary(tape, scores)
     if bias is not None:
@@ -280,7 +303,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
     tape.hold(scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(probabilities)
-    operand = _key_operand(context, op, v, strided and not grouped)
+    operand = key_operand(context, op, v, strided and not grouped)
     out = functions.matmul(tape, tape.autocast_compute(probabilities), operand, q.axis, op.outputs[0].width)
     copied = _contiguous(tape, out)
     for one in (k, v, out):

@@ -59,6 +59,8 @@ class KernelPolicy(NamedTuple):
     cache: str = ""
     """Training with a cache object, whose copies attention reads: "" (none) | own (each in its format) | keys (values in the
     keys' format)."""
+    fused_mixers: bool = False
+    """State spaces and gated delta rules run in fused kernels (mamba-ssm, causal-conv1d, flash-linear-attention)."""
     decoding: bool = False
     """Inference: one new token per sequence, for which sdpa needs no repeated keys and values."""
 
@@ -89,7 +91,8 @@ class Context(NamedTuple):
 
     def quantized(self, parameter: Parameter) -> QuantizedFormat | None:
         """The storage format of this weight, `None` if it keeps the policy's weight format."""
-        return self.policy.quantized if parameter.role == "linear" else None
+        quantized = self.policy.quantized
+        return None if quantized is None or quantized.experts_only or parameter.role != "linear" else quantized
 
     def probability(self, stated: float) -> float:
         """The dropout probability in force: 0 outside training, the override if there is one."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions
 from memfit.kernels.context import Context
-from memfit.kernels.modules import ACTIVATIONS
+from memfit.kernels.modules import ACTIVATIONS, weight_grads
 from memfit.kernels.tape import Tape, Tensor
 from memfit.model.description import ONCE, Op, Parameter
 from memfit.precision import DTYPE_BYTES
@@ -86,12 +86,52 @@ def _gather(tape: Tape, x: Tensor, width: int, index: Tensor) -> Tensor:
     return out
 
 
+def _add_bias(context: Context, bias: Parameter, x: Tensor, expert_ids: Tensor) -> Tensor:
+    """x += bias[expert of the row]: the rows are gathered first; keeps the ids."""
+    tape = context.tape
+    rows = tape.tensor(x.axis, x.width, tape.policy.weight)
+    tape.record((expert_ids,), (rows,), saved=(expert_ids,), weight_grads=weight_grads(context, bias))
+    expert_ids.requires_grad = False
+    out = tape.view(x, x.width)
+    tape.record((x, rows), (out,), alias=True)
+    tape.hold_to_the_end(rows)
+    return out
+
+
+def _gated(tape: Tape, op: Op, gate_up: Tensor) -> Tensor:
+    """act(gate) * up: keeps both and act(gate)."""
+    gate, up = (tape.view(gate_up, gate_up.width // 2) for _ in range(2))
+    tape.record((gate_up,), (gate, up))
+    return functions.multiply(tape, ACTIVATIONS[op.attributes["activation"]](tape, gate), up)
+
+
+def _clamped_glu(tape: Tape, op: Op, gate_up: Tensor) -> Tensor:
+    """(clamp(up) + 1) * g sigmoid(alpha g) with g = clamp(gate), of interleaved columns: keeps gate and up, g, the sigmoid, and
+    the two factors.
+
+    Source: transformers 5 modeling_gpt_oss.py, GptOssExperts._apply_gate.
+    """
+    width = gate_up.width // 2
+    clamped = []
+    for _ in range(2):
+        part = tape.view(gate_up, width)
+        tape.record((gate_up,), (part,))
+        clamped.append(functions.unary(tape, part, save_input=True))
+    gate, up = clamped
+    glu = functions.multiply(tape, gate, functions.unary(tape, functions.unary(tape, gate), save_output=True))
+    raised = tape.tensor(up.axis, width, up.dtype)
+    tape.record((up,), (raised,), alias=True)
+    out = functions.multiply(tape, raised, glu)
+    for one in (gate, up, glu):
+        tape.hold(one)
+    return out
+
+
 def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     """Keeps the permuted input and the down product (k h each), gate and up, act(gate), its product with up (4 k f), scores."""
     tape = context.tape
-    up_weight, down_weight = op.parameters
-    top_k, hidden = op.attributes["top_k"], x.width
-    ffn = down_weight.shape[2]
+    up_weight, down_weight, *biases = op.parameters
+    top_k, hidden, ffn = op.attributes["top_k"], x.width, op.attributes["ffn"]
     sorted_ids, permutation, tokens, inverse = (tape.tensor(x.axis, top_k, "int64") for _ in range(4))
     tape.record((), (sorted_ids, permutation))
     tape.record((), (tokens,))
@@ -101,10 +141,12 @@ def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     tape.record((), (offsets,))
 
     gate_up = _grouped(context, up_weight, permuted, 2 * top_k * ffn, offsets)
-    gate, up = tape.view(gate_up, top_k * ffn), tape.view(gate_up, top_k * ffn)
-    tape.record((gate_up,), (gate, up))
-    inner = functions.multiply(tape, ACTIVATIONS[op.attributes["activation"]](tape, gate), up)
+    if biases:
+        gate_up = _add_bias(context, biases[0], gate_up, sorted_ids)
+    inner = (_clamped_glu if op.attributes["clamped"] else _gated)(tape, op, gate_up)
     down = _grouped(context, down_weight, inner, top_k * hidden, offsets)
+    if biases:
+        down = _add_bias(context, biases[1], down, sorted_ids)
     weighted = functions.multiply(tape, down, weights)
     tape.record((), (inverse,))
     restored = _gather(tape, weighted, top_k * hidden, inverse)

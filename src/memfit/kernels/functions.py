@@ -27,14 +27,24 @@ def unary(
     return out
 
 
+def _in_full(x: Tensor, out: Tensor) -> list[Size]:
+    """What a factor's gradient takes beside itself before it is cast or summed: it is made in the product's format and shape.
+
+    Casts and sums come when the gradients of both factors are there, and the product's own is gone.
+    """
+    if not x.requires_grad or x.size == out.size:
+        return []
+    if (x.axis, x.width) == (out.axis, out.width):
+        return [(out.axis, out.size[1] - x.size[1])]
+    return [out.size]
+
+
 def multiply(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """a * b: keeps each factor if the other needs a gradient."""
     axis, width = max((a.axis, a.width), (b.axis, b.width))
     out = tape.tensor(axis, width, tape.promote(a, b))
     saved = [one for one, other in ((a, b), (b, a)) if other.requires_grad]
-    # a broadcast factor's gradient is made in full and then summed
-    broadcast = (a.axis, a.width) != (b.axis, b.width)
-    tape.record((a, b), (out,), saved=saved, backward_scratch=[out.size] if broadcast else ())
+    tape.record((a, b), (out,), saved=saved, backward_scratch=[size for one in (a, b) for size in _in_full(one, out)])
     return out
 
 

@@ -81,9 +81,17 @@ _LIBRARIES: dict[str, str] = {
         "vision",
     ),
     **dict.fromkeys(("group_norm", "windowed_average", "activation_in_place"), "feature_maps"),
+    **dict.fromkeys(("sink_attention",), "sinks"),
     **dict.fromkeys(("bloom_attention", "falcon_attention", "gptj_attention", "mpt_attention"), "alibi"),
     **dict.fromkeys(("bloom_gelu", "clamp", "expanded", "in_place_add", "indexed", "interleaved_rotary", "product"), "decoders"),
     **dict.fromkeys(("router", "experts", "jitter"), "experts"),
+    **dict.fromkeys(("softmax_groups", "sigmoid_groups", "softmax_of_best", "expert_gate"), "routers"),
+    **dict.fromkeys(
+        ("pair_rotary", "half_rotary", "complex_rotary", "from_cache", "join", "latent_keys", "latent_values"), "latent"
+    ),
+    **dict.fromkeys(("mamba_mixer", "mask_padding", "to_fp32"), "mamba"),
+    "mamba2_mixer": "mamba2",
+    **dict.fromkeys(("gated_delta", "output_gate"), "delta"),
     **dict.fromkeys(("rms_norm_fp32", "layer_norm_fp32", "head_layer_norm", "separate_head_norms", "slice"), "norms"),
 }
 """Operations of whole areas (convolutions, experts, state spaces): kind -> module of this package, whose `KERNELS` are loaded on

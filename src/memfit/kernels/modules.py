@@ -15,7 +15,7 @@ def weight_grads(context: Context, parameter: Parameter) -> tuple[tuple[int, int
     """The gradient of a parameter that is trained, in its own format."""
     if not context.trained(parameter):
         return ()
-    return ((parameter.num_elements * DTYPE_BYTES[context.tape.policy.weight], 0, parameter.name),)
+    return ((parameter.num_elements * DTYPE_BYTES[parameter.dtype or context.tape.policy.weight], 0, parameter.name),)
 
 
 def divided_by_rms(tape: Tape, x: Tensor, heads: int) -> Tensor:

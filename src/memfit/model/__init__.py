@@ -18,6 +18,7 @@ from memfit.model.description import (
     Parameter,
     Segment,
     SharedTensor,
+    StateSpec,
     Value,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "Parameter",
     "Segment",
     "SharedTensor",
+    "StateSpec",
     "Value",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.model.description import SEQUENCE, TOKEN, Block, CacheSpec, Op, Parameter, Value
+from memfit.model.description import SEQUENCE, TOKEN, Block, CacheSpec, Op, Parameter, StateSpec, Value
 
 
 class BlockBuilder:
@@ -13,6 +13,7 @@ class BlockBuilder:
         self._ops: list[Op] = []
         self._num_values = 1
         self._cache: CacheSpec | None = None
+        self._state: StateSpec | None = None
         self._externals: dict[str, Value] = {}
         self._holds: list[tuple[int, int]] = []
         self._provides: dict[str, Value] = {}
@@ -50,6 +51,7 @@ class BlockBuilder:
             tuple(self._holds),
             tuple(self._provides.items()),
             input_held=input_held,
+            state=self._state,
         )
 
     def external(self, name: str, width: int, axis: int = TOKEN) -> Value:
@@ -182,6 +184,14 @@ class BlockBuilder:
     def cache(self, k: Value, v: Value, window: int | None = None) -> None:
         """This layer's keys and values stay in the KV cache; `attention` says so itself."""
         self._cache = CacheSpec(k.width + v.width, window)
+
+    def cache_latents(self, *latents: Value) -> None:
+        """This layer's cache keeps what keys and values are projected up from."""
+        self._cache = CacheSpec(sum(latent.width for latent in latents))
+
+    def keep_state(self, state: StateSpec) -> None:
+        """This layer's recurrent state stays between tokens; the mixers say so themselves."""
+        self._state = state
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         """Views of a fused projection: the whole stays in memory as long as any part does."""

@@ -19,6 +19,14 @@ The decoder of an encoder-decoder works on t target tokens of each sequence, and
     target-token    b t        its hidden states
     target-pair     b t t      its own score matrices
     cross-pair      b t s      score matrices over the encoder's output
+
+Scans that work by chunks of c tokens pad a sequence to n = ceil(s / c) of them:
+
+    chunk           b n        what a scan makes of a chunk
+    chunk-of-several b n, 0 where n = 1: what is kept only where one chunk follows another
+    later-chunk     b (n - 1)  what only the chunks behind the first have
+    only-chunk      b where n = 1, else 0
+    later-token     b (s - 1)  what only the tokens behind the first have
 """
 
 from __future__ import annotations
@@ -36,10 +44,12 @@ if TYPE_CHECKING:
 AXES = (
     "once", "position", "sequence", "token", "key-token", "position-pair", "pair",
     "target-position", "target-token", "target-position-pair", "cross-position-pair", "target-pair", "cross-pair",
+    "chunk", "chunk-of-several", "later-chunk", "only-chunk", "later-token",
 )  # fmt: skip
 (
     ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR,
     TARGET_POSITION, TARGET_TOKEN, TARGET_POSITION_PAIR, CROSS_POSITION_PAIR, TARGET_PAIR, CROSS_PAIR,
+    CHUNK, CHUNK_OF_SEVERAL, LATER_CHUNK, ONLY_CHUNK, LATER_TOKEN,
 ) = range(len(AXES))  # fmt: skip
 """In an order in which a result takes the later axis of its two operands; those of encoder-decoders are last."""
 
@@ -60,6 +70,8 @@ class Parameter(NamedTuple):
     """How tensor parallelism splits it: column (outputs), row (inputs), vocab, or none (replicated)."""
     tied_to: str = ""
     """The name of the parameter whose tensor this is (a head that shares the embedding): counted there."""
+    dtype: str = ""
+    """A format of its own, whatever the weights have (a router that stays in fp32)."""
 
     @property
     def num_elements(self) -> int:
@@ -97,6 +109,15 @@ class CacheSpec(NamedTuple):
         return context if self.window is None else min(context, self.window)
 
 
+class StateSpec(NamedTuple):
+    """The recurrent state of one layer: elements for each sequence, however long it is."""
+
+    convolution: int
+    """Columns that the causal convolution looks back at, in the weights' format."""
+    recurrence: int
+    """The state of the recurrence, in fp32."""
+
+
 class Block(NamedTuple):
     """Operations in execution order, from one input tensor to one output tensor."""
 
@@ -113,6 +134,7 @@ class Block(NamedTuple):
     """Values of this block that later blocks read, by name: a position bias that all layers share."""
     input_held: bool = True
     """The caller's name for its input is there until it ends (false where it begins inside a module that reassigns the name)."""
+    state: StateSpec | None = None
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -203,10 +225,13 @@ class Model(Record):
     """The tables stay in fp32 whatever format the hidden states have (OLMo 2)."""
     mask: str = "usual"
     """usual: the backbone makes a mask where attention needs one; always: even where it could be skipped; own: see `shared`."""
-    sdpa_multiplies: bool = False
-    """Under sdpa, too, its attention is plain products (one key-value head that is not repeated): a batch of one differs."""
+    one_sequence_differs: bool = False
+    """Its tensors differ at a batch of one not only under eager attention: products of strided operands (one key-value head
+    that is not repeated; a scan's transposed channels) then read views."""
     shared: tuple[SharedTensor, ...] = ()
     """Position biases and masks of a kind of their own."""
+    chunk: int = 0
+    """Tokens of a chunk, where layers scan by chunks."""
     relative_uncertainty: float = 0.0
     """Share by which the model itself may be off: 0 for a config, wide for a model known only by its size."""
     assumptions: tuple[Assumption, ...] = ()
@@ -246,3 +271,8 @@ class Model(Record):
     def caches(self) -> list[tuple[CacheSpec, int]]:
         """Each layer kind's cache with the number of such layers."""
         return [(block.cache, segment.repeat) for segment in self.segments for block in segment.blocks if block.cache]
+
+    @cached_property
+    def states(self) -> list[tuple[StateSpec, int]]:
+        """Each layer kind's recurrent state with the number of such layers."""
+        return [(block.state, segment.repeat) for segment in self.segments for block in segment.blocks if block.state]

@@ -32,3 +32,21 @@ ATTENTION = Lever(
     ),
     flags=lambda job: (f'attn_implementation="{_SPELLING[job.workload.attention]}"',),
 )
+
+
+def _packages(job: Job) -> str:
+    """The packages whose kernels transformers takes when they are installed."""
+    return "flash-linear-attention" if job.model.caches else "mamba-ssm"
+
+
+MIXER_KERNELS = Lever(
+    name="mixer-kernels",
+    group="mixers",
+    free=True,
+    why_here="fused kernels for the same recurrence, and far faster: nothing is lost, they have to be installed",
+    applies=lambda job: job.workload.mixer_kernels == "torch" and bool(job.model.states),
+    edit=lambda job: with_workload(job, mixer_kernels="fused"),
+    change=lambda before, after: f"fused kernels for scans ({_packages(after)}, causal-conv1d)",
+    cost=lambda before, after: "none: transformers' own scans store what the kernels keep on the chip, and are far slower",
+    flags=lambda job: (f"pip install {_packages(job)} causal-conv1d",),
+)

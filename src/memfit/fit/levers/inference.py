@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.fit.levers.common import ATTENTION
+from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.fit.limits import with_number
 from memfit.job import Inference, Job
@@ -125,4 +125,4 @@ CONTEXT = Lever(
     flags=lambda job: (f"--max-model-len {_inference(job).context}",),
 )
 
-INFERENCE_LEVERS = (ATTENTION, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)
+INFERENCE_LEVERS = (ATTENTION, MIXER_KERNELS, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memfit.account.checkpoints import find_checkpointing
 from memfit.account.resolve import runtime_of
-from memfit.fit.levers.common import ATTENTION
+from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import FineTuning, Job, Training
 from memfit.options import options_of
@@ -387,6 +387,6 @@ QLORA = Lever(
 )
 
 TRAINING_LEVERS = (
-    ATTENTION, FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, OPTIMIZER_IN_BACKWARD, SELECTIVE, CHECKPOINTING, OFFLOADED, ADAMW_8BIT,
-    PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
+    ATTENTION, MIXER_KERNELS, FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, OPTIMIZER_IN_BACKWARD, SELECTIVE, CHECKPOINTING, OFFLOADED,
+    ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
 )  # fmt: skip

@@ -27,27 +27,56 @@ class Experts(Record):
     """A load-balancing loss is computed from every layer's router logits."""
     jitter: bool = False
     """The input is multiplied by noise in training."""
+    router: str = "router"
+    """Kind of routing: router (softmax, the largest k), softmax_groups or sigmoid_groups (DeepSeek's, in fp32)."""
+    clamped: bool = False
+    """gpt-oss: biases, transposed weights, gate and up clamped and interleaved; a router with a bias."""
+    groups: int = 0
+    """Groups of experts of which the best are chosen first; 0 where all compete."""
 
 
 def sparse_mlp(b: BlockBuilder, x: Value, experts: Experts, *, name: str = "mlp") -> Value:
     """Each token goes to its `top_k` experts; their outputs are summed with the router's scores as weights."""
     if experts.jitter:
         x = b.op("jitter", "jitter", (x,), x.width)
-    gate = Parameter(f"{name}.gate.weight", (experts.num_experts, x.width), "router")
+    fp32 = "fp32" if experts.router.endswith("_groups") else ""
+    router = f"{name}.router" if experts.clamped else f"{name}.gate"
+    gate = [Parameter(router + ".weight", (experts.num_experts, x.width), "router", dtype=fp32)]
+    if experts.clamped:
+        gate.append(Parameter(router + ".bias", (experts.num_experts,), "bias"))
     scores = b.op(
-        "router",
-        f"{name}.gate",
+        experts.router,
+        router,
         (x,),
         experts.top_k,
-        (gate,),
+        tuple(gate),
         normalised=experts.normalised,
         fp32_scores=experts.fp32_scores,
         router_loss=experts.router_loss,
+        groups=experts.groups,
     )
     b.until_here(x)
-    up = Parameter(f"{name}.experts.gate_up_proj", (experts.num_experts, 2 * experts.ffn, x.width), "expert", "expert")
-    down = Parameter(f"{name}.experts.down_proj", (experts.num_experts, x.width, experts.ffn), "expert", "expert")
-    out = b.op("experts", f"{name}.experts", (x, scores), x.width, (up, down), top_k=experts.top_k, activation=experts.activation)
+    count, inner, turn = experts.num_experts, experts.ffn, -1 if experts.clamped else 1
+    parameters = [
+        Parameter(f"{name}.experts.gate_up_proj", (count, *(2 * inner, x.width)[::turn]), "expert", "expert"),
+        Parameter(f"{name}.experts.down_proj", (count, *(x.width, inner)[::turn]), "expert", "expert"),
+    ]
+    if experts.clamped:
+        parameters += [
+            Parameter(f"{name}.experts.gate_up_proj_bias", (count, 2 * inner), "expert", "expert"),
+            Parameter(f"{name}.experts.down_proj_bias", (count, x.width), "expert", "expert"),
+        ]
+    out = b.op(
+        "experts",
+        f"{name}.experts",
+        (x, scores),
+        x.width,
+        tuple(parameters),
+        top_k=experts.top_k,
+        ffn=inner,
+        activation=experts.activation,
+        clamped=experts.clamped,
+    )
     b.until_here(x, scores)
     return out
 
@@ -64,3 +93,8 @@ def active_parameters(segments: Iterable[Segment]) -> int:
                         elements = elements // one.shape[0] * min(op.attributes["top_k"], one.shape[0])
                     total += elements * (1 if segment.shared else segment.repeat)
     return total
+
+
+def expert_gate(b: BlockBuilder, x: Value, gate: Value) -> Value:
+    """sigmoid(gate) * x, one number a token: how much of a shared expert is taken."""
+    return b.op("expert_gate", "gate", (x, gate), x.width)
