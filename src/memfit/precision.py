@@ -30,6 +30,8 @@ class QuantizedFormat(NamedTuple):
     outer_bytes: int = 0
     dequantized: bool = False
     """The kernel writes a 16-bit copy of one weight at a time (bitsandbytes 4-bit at more than one token)."""
+    keeps_input: bool = False
+    """Its products keep their input for backward although the weight is frozen (bitsandbytes before 0.43.2)."""
     source: str = ""
 
     def weight_bytes(self, out_features: int, in_features: int) -> int:

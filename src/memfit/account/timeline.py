@@ -107,9 +107,7 @@ class Timeline:
         """Values from outside that are alive while this run runs backward."""
         values = self.outside.values()
         held = [
-            one.form
-            for one in values
-            if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
+            one.form for one in values if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
         ]
         return sum(held) + sum([one.form for one in values if one.leaf and index < one.provider])
 
