@@ -388,7 +388,7 @@ def test_kbit_preparation_makes_everything_but_the_quantised_layers_fp32() -> No
     rest = 2 * 128_256 * 4096 + 65 * 4096
     plain, prepared = (
         models.component(models.rank_of(llama(), FineTuning(method="qlora", batch=1, seq=128, kbit_prep=kbit)), "weights")
-        for kbit in (False, True)
+        for kbit in ("none", "full")
     )
     assert prepared - plain == 2 * rest
 
@@ -397,7 +397,7 @@ def test_kbit_preparation_keeps_fp32_boundaries() -> None:
     """Checkpointed: each layer's input is the fp32 residual stream, 4 h bytes a token instead of 2 h."""
     plain, prepared = (
         models.rank_of(llama(), FineTuning(method="qlora", batch=1, seq=128, checkpointing="full", kbit_prep=kbit)).kept_bytes
-        for kbit in (False, True)
+        for kbit in ("none", "full")
     )
     # beside 32 boundaries: the final norm keeps x (4 h, in both) and nothing of h else, as it and the head are frozen
     assert prepared - plain == 32 * 128 * 2 * 4096

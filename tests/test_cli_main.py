@@ -236,7 +236,7 @@ BAD_USAGE = [
     (["train", "7B", "--batch", "nan"], "--batch: cannot read 'nan'", ""),
     (["train", "7B", "--headroom", "150%"], "--headroom", "below 1"),
     (["train", "7B", "--batch"], "--batch needs a value", "whole number"),
-    (["train", "7B", "--loss"], "--loss needs a value: eager, fused", ""),
+    (["train", "7B", "--loss"], "--loss needs a value: eager, chunked, chunked-output, fused, cut", ""),
     (["train", "7B", "--json=1"], "--json takes no value", ""),
     (["train", "7B", "8B"], "unexpected argument '8B'", "takes one MODEL"),
     (["schema", "train", "x"], "unexpected argument 'x'", "KIND"),

@@ -35,8 +35,9 @@ def names(levers: tuple[Lever, ...]) -> list[str]:
 def test_the_order_is_the_cost() -> None:
     # What costs nothing, then throughput, then rounding, then what is trained.
     assert names(LEVERS["train"]) == [
-        "sdpa", "mixer-kernels", "adamw-fused", "fused-loss", "micro-batch", "optimizer-in-backward", "selective-checkpointing",
-        "checkpointing", "offloaded-checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true", "lora", "qlora",
+        "sdpa", "mixer-kernels", "adamw-fused", "fused-loss", "eval-accumulation", "micro-batch", "optimizer-in-backward",
+        "selective-checkpointing", "checkpointing", "offloaded-checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true",
+        "lora", "qlora",
     ]  # fmt: skip
     assert names(LEVERS["infer"]) == ["sdpa", "mixer-kernels", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context"]
     assert all(lever.why_here for table in LEVERS.values() for lever in table)

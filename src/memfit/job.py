@@ -70,9 +70,14 @@ class Training(Options):
     kernels: str | None = option(None, "Kernel set: eager modules, Liger's in their place, or torch.compile", kind="choice",
         choices=("eager", "liger", "compile"), group="kernels",
         choice_aliases={"hf": "eager", "liger-kernel": "liger", "torch.compile": "compile", "inductor": "compile"})
-    loss: str | None = option(None, "Loss: eager (logits upcast to fp32) or fused with the head (Liger, cut cross-entropy)",
-        kind="choice",
-        choices=("eager", "fused"), group="activations", choice_aliases={"liger": "fused", "chunked-fused": "fused"})
+    loss: str | None = option(None, "Loss: eager (logits upcast to fp32); chunked with the head, or over chunks of whole logits "
+        "(chunked-output); fused with the head (Liger); cut (cut cross-entropy)",
+        kind="choice", choices=("eager", "chunked", "chunked-output", "fused", "cut"), group="activations",
+        choice_aliases={"liger": "fused", "chunked-fused": "fused", "cce": "cut", "cut-cross-entropy": "cut"})
+    loss_chunks: int = option(8, "Chunks of the tokens in a chunked loss (torchtune's num_output_chunks)", kind="tokens",
+        minimum=1, maximum=1024, group="activations", unit="chunks", aliases=("num-output-chunks",))
+    loss_upcast: bool | None = option(None, "Whether the loss is computed on an fp32 copy of the logits, in place of what the "
+        "class does", kind="flag", group="activations")
     outputs: str | None = option(None, "Whether the loop still holds the model's outputs (logits) during backward", kind="choice",
         choices=("kept", "dropped"), group="activations")
     use_cache: str | None = option(None, "Whether forward builds a key-value cache (config.use_cache); checkpointing prevents it",
@@ -92,6 +97,12 @@ class Training(Options):
         choices=("none", "zeros"), group="optimizer", choice_aliases={"set-to-none": "none"})
     dropout: float | None = option(None, "Dropout probability everywhere, in place of the config's", kind="fraction", minimum=0,
         group="activations")
+    eval_batch: int | None = option(None, "Evaluate between steps with batches of this size (the Trainer's loop)", kind="tokens",
+        minimum=1, maximum=1 << 24, unit="sequences", group="workload", aliases=("per-device-eval-batch-size",))
+    eval_rows: int | None = option(None, "Rows whose logits the evaluation collects on the device (compute_metrics); none if not "
+        "given", kind="tokens", minimum=1, maximum=1 << 32, unit="sequences", group="workload")
+    eval_accumulation: int | None = option(None, "Evaluation batches after which what was collected goes to the host",
+        kind="tokens", minimum=1, maximum=1 << 24, unit="batches", group="workload", aliases=("eval-accumulation-steps",))
 
 
 class FineTuning(Training):
@@ -99,17 +110,36 @@ class FineTuning(Training):
 
     kind = "finetune"
 
-    method: str = option("lora", "What is trained: everything, adapters, adapters over a 4-bit base", kind="choice",
-        choices=("full", "lora", "qlora"), group="adapters")
+    method: str = option("lora", "What is trained: everything, adapters (over a 4-bit base: qlora), a prompt, or what "
+        "--unfreeze names", kind="choice", choices=("full", "lora", "qlora", "dora", "ia3", "prompt", "freeze"), group="adapters",
+        choice_aliases={"prompt-tuning": "prompt", "(ia)3": "ia3", "rslora": "lora"})
     lora_rank: int = option(16, "Rank of the adapters", kind="tokens", minimum=1, maximum=1 << 14, group="adapters",
         aliases=("lora-r", "rank", "lora-dim"))
-    lora_targets: str = option("all-linear", "Modules with adapters: all-linear or names such as q_proj,v_proj", kind="text",
-        group="adapters", aliases=("target-modules", "lora-target-modules"))
+    lora_targets: str = option("all-linear", "Modules with adapters: all-linear or names such as q_proj,v_proj; embed_tokens and "
+        "lm_head where named", kind="text", group="adapters", aliases=("target-modules", "lora-target-modules"))
     lora_dtype: str = option("fp32", "Format of the adapters (PEFT keeps them in fp32 over 16-bit weights)", kind="choice",
         choices=DTYPES, group="adapters")
     lora_dropout: float = option(0.0, "Dropout on the adapters' input", kind="fraction", minimum=0, group="adapters")
-    kbit_prep: bool = option(False, "QLoRA: norms, embedding and head in fp32, as prepare_model_for_kbit_training makes them",
-        kind="flag", group="adapters", aliases=("prepare-kbit",))
+    use_dora: bool = option(False, "DoRA: a magnitude for every output beside the adapters (also over a 4-bit base)", kind="flag",
+        group="adapters")
+    use_rslora: bool = option(False, "Scaling of the adapters as in rsLoRA: the same memory", kind="flag", group="adapters")
+    lora_bias: str = option("none", "Biases that are trained beside adapters: all, or those of the targeted modules",
+        kind="choice", choices=("none", "all", "lora_only"), group="adapters", choice_aliases={"lora-only": "lora_only"})
+    modules_to_save: str = option("", "Modules of which a copy is trained in full beside adapters, such as embed_tokens,lm_head",
+        kind="text", group="adapters")
+    freeze: str = option("", "What is not trained: all, embedding, layers, layers:N (the first N), head, norm, bias, linear, or "
+        "module names", kind="text", group="adapters")
+    unfreeze: str = option("", "What is trained all the same, in the same words (bias: BitFit; embedding,norm: LongLoRA)",
+        kind="text", group="adapters", aliases=("trainable-params",))
+    virtual_tokens: int = option(20, "Prompt tuning: trained tokens before each sequence", kind="tokens", minimum=1,
+        maximum=1 << 20, unit="tokens", group="adapters", aliases=("num-virtual-tokens",))
+    kbit_prep: str | None = option(None, "QLoRA: what is kept in fp32 beside the 4-bit layers: none; full, as "
+        "prepare_model_for_kbit_training makes it; norms only, after TRL cast embedding and head back", kind="choice",
+        choices=("none", "full", "norms"), group="adapters", aliases=("prepare-kbit",),
+        choice_aliases={"true": "full", "false": "none"})
+    quantizer: str | None = option(None, "Library of the 4-bit products; releases before bitsandbytes@0.43.2 keep the input of "
+        "each", kind="choice", versioned=True, choices=("bitsandbytes",), group="adapters",
+        choice_aliases={"bnb": "bitsandbytes"})
     double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag",
         group="adapters",
         aliases=("bnb-4bit-use-double-quant",))

@@ -108,7 +108,7 @@ class Option(Record):
 
     def _parse_text(self, raw: Any) -> str | None:
         """The text or choice; `auto` leaves a field open whose value is decided from the rest."""
-        if isinstance(raw, int) and not isinstance(raw, bool):
+        if isinstance(raw, int) and (not isinstance(raw, bool) or str(raw).lower() in self.choice_aliases):
             raw = str(raw)
         if not isinstance(raw, str):
             raise UsageError(f"{self.flag} takes a text, not {_shown(raw)}")

@@ -32,6 +32,8 @@ class QuantizedFormat(NamedTuple):
     """Linear layers keep the weights' format, only experts are stored in this one."""
     dequantized: bool = False
     """The kernel writes a 16-bit copy of one weight at a time (bitsandbytes 4-bit at more than one token)."""
+    keeps_input: bool = False
+    """Its products keep their input for backward although the weight is frozen (bitsandbytes before 0.43.2)."""
     source: str = ""
 
     def weight_bytes(self, out_features: int, in_features: int) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
 from memfit.account.liveness import measure, measure_forward
+from memfit.account.selection import stretches
 from memfit.kernels import Externals, KernelPolicy, Lowered, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
 from memfit.model.description import CROSS_PAIR, TARGET_PAIR
@@ -71,6 +72,8 @@ class Run(NamedTuple):
         """
         memory, span = self.blocks[index], self.span(index)
         if span is not None:
+            if not memory.output_requires_grad:
+                return ZERO
             chosen = self.bare[index].kept
             return chosen if self.offloaded or index != span[0] else chosen + memory.input
         return memory.kept - memory.casts_saved if self.shared else memory.kept
@@ -231,20 +234,29 @@ def measure_segment(
     alike = kinds_of_turns == 1 and not model.reads_across_blocks
     provided: list[tuple[str, str, bool]] = []
     runs: list[Run] = []
+    choice = conditions.kernels.choice
+    parts = list(stretches(model, choice)[index]) if choice else []
     left = segment.repeat
     while left:
         met = []
         memories = []
+        begun = conditions
         for place in places:
-            met.append(conditions)
-            memory = _turn(model, index, place, conditions, 0)
+            asked = conditions
+            if parts:
+                asked = conditions._replace(kernels=conditions.kernels._replace(trained=parts[0].trained[place]))
+            met.append(asked)
+            memory = _turn(model, index, place, asked, 0)
             memories.append(memory)
             provided = [(one.name, one.dtype, one.requires_grad) for one in memory.provided] + provided
             becomes = (memory.output_requires_grad, memory.output_dtype)
             if becomes != (conditions.requires_grad, conditions.dtype):
                 conditions = conditions._replace(requires_grad=becomes[0], dtype=becomes[1])
-        count = left if met[0] is conditions else 1
+        alike_left = parts[0].repeat if parts else left
+        count = alike_left if begun is conditions else 1
         left -= count
+        if parts:
+            parts = parts[1:] if count == alike_left else [parts[0]._replace(repeat=alike_left - count), *parts[1:]]
         period = tuple(memories)
         met_in_backward = (
             (period,)
@@ -291,7 +303,13 @@ def _settled(model: Model, index: int, given: Conditions, met: list[Conditions])
     waited = [_turn(model, index, place, conditions, 0).gradients for place, conditions in enumerate(met)]
     blocks = model.segments[index].blocks
     format_bytes = DTYPE_BYTES[given.kernels.precision.weight]
-    full = form(GRADIENTS, ONCE, sum(block.num_parameters for block in blocks) * format_bytes)
-    if not given.kernels.train_all:
+    if not given.kernels.train_all and not given.kernels.choice:
         return ZERO
+    own = [
+        one.num_elements
+        for block, conditions in zip(blocks, met, strict=True)
+        for one in block.parameters
+        if conditions.kernels.trained is None or one.name in conditions.kernels.trained
+    ]
+    full = form(GRADIENTS, ONCE, sum(own) * format_bytes)
     return (ZERO if given.accumulation.persist else full) - sum(waited)

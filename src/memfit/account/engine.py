@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
-from memfit.account import overheads
+from memfit.account import finetuning, overheads
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import EXACT, WIDTHS, bounds, combine
@@ -15,7 +15,7 @@ from memfit.account.overheads import Overhead
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
 from memfit.account.serving import ServingPolicy, compile_serving
-from memfit.account.states import state_bytes, tensors_of, trained_tensors
+from memfit.account.states import state_bytes, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
@@ -60,7 +60,7 @@ def _serving_profile(model: Model, kernels: KernelPolicy, policy: ServingPolicy)
 
 @lru_cache(maxsize=256)
 def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> int:
-    return state_bytes(optimizer, trained_tensors(tensors_of(model), kernels))
+    return state_bytes(optimizer, trained_tensors(model, kernels))
 
 
 def compile_job(job: Job) -> Compiled:
@@ -78,13 +78,14 @@ def chunks_of(model: Model, tokens: int) -> int:
 
 def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = training_policies(job, workload)
-    seq = workload.seq or 1
+    seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0, chunks_of(job.model, seq))
+    evaluated = numbers if workload.eval_batch is None else numbers._replace(sequences=workload.eval_batch)
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = _training_profile(job.model, kernels, policy)
-    return Compiled(profile, kernels, numbers, numbers, workspace_of(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, numbers, evaluated, workspace_of(job, training=True), host, policy.optimizer)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:

@@ -22,19 +22,34 @@ def _weights(job: Job, compiled: Compiled) -> str:
     text = f"{job.model.num_parameters:,} x {element} B"
     if kernels.quantized is not None:
         text = f"linear layers in {kernels.quantized.name}, the rest of {job.model.num_parameters:,} x {element} B"
-    text += " + adapters" if kernels.adapter else ""
+    if kernels.norm_dtype:
+        text += f", norms in {kernels.norm_dtype}"
+    text += " + adapters" if kernels.adapter else " + virtual tokens" if kernels.virtual_tokens else ""
+    text += " + trained copies" if kernels.choice and kernels.choice.saved else ""
     workload = job.workload
     if isinstance(workload, Training) and workload.ema == "device":
         text += f" + a moving average of what is trained in {workload.ema_dtype or 'its format'}"
     return text
 
 
+def _trained(job: Job, compiled: Compiled) -> tuple[str, int]:
+    """What is trained, in words, and the bytes of one element where all have the same."""
+    kernels = compiled.kernels
+    if kernels.train_all:
+        return f"{job.model.num_parameters:,}", DTYPE_BYTES[kernels.precision.weight]
+    if kernels.adapter is None or kernels.choice is not None or kernels.adapter.kind == "ia3":
+        element = kernels.virtual_dtype if kernels.virtual_tokens else kernels.precision.weight
+        element = kernels.adapter.dtype if kernels.adapter else element
+        return f"{compiled.profile.trained_parameters:,} trained parameters", DTYPE_BYTES[element]
+    return "adapters", DTYPE_BYTES[kernels.adapter.dtype]
+
+
 def _gradients(job: Job, compiled: Compiled) -> str:
-    kernels, workload = compiled.kernels, job.workload
+    workload = job.workload
     assert isinstance(workload, Training)
-    text = f"{job.model.num_parameters:,} x {DTYPE_BYTES[kernels.precision.weight]} B"
-    if kernels.adapter is not None:
-        text = f"adapters of rank {kernels.adapter.rank} x {DTYPE_BYTES[kernels.adapter.dtype]} B"
+    what, element = _trained(job, compiled)
+    rank = f" of rank {compiled.kernels.adapter.rank}" if what == "adapters" and compiled.kernels.adapter else ""
+    text = f"{what}{rank} x {element} B"
     if workload.optimizer_in_backward:
         return f"of {text}, those of one operation at a time"
     beside = {"copies": " x 2 (gradients, and DDP's buckets)", "views": " (in DDP's buckets)"}
@@ -42,11 +57,10 @@ def _gradients(job: Job, compiled: Compiled) -> str:
 
 
 def _optimizer(job: Job, compiled: Compiled) -> str:
-    workload, kernels = job.workload, compiled.kernels
+    workload = job.workload
     assert isinstance(workload, Training)
     optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
-    what = "adapters" if kernels.adapter else f"{job.model.num_parameters:,}"
-    element = DTYPE_BYTES[kernels.adapter.dtype if kernels.adapter else kernels.precision.weight]
+    what, element = _trained(job, compiled)
     element = element if optimizer.state_bytes is None else optimizer.state_bytes
     if optimizer.rule == "factored":
         return f"rows and columns of every matrix of {what} x {element} B ({optimizer.name})"
@@ -94,7 +108,9 @@ def _logits(job: Job, compiled: Compiled) -> str:
     b, s = numbers.sequences, numbers.targets if job.model.encoder_decoder else numbers.tokens
     if isinstance(job.workload, Inference) and compiled.kernels.logits_last:
         return f"{b:,} positions x {job.model.vocab_size:,} entries"
-    return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, their fp32 copies and gradients"
+    rows = job.workload.eval_rows if isinstance(job.workload, Training) else None
+    collected = f"; {rows:,} rows at evaluation" if rows else ""
+    return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, {_LOSSES[compiled.kernels.loss]}{collected}"
 
 
 def _cache(job: Job, compiled: Compiled) -> str:
@@ -139,6 +155,15 @@ def _inputs(job: Job, compiled: Compiled) -> str:
         return f"{b:,} x {job.model.pixels:,} pixels x {DTYPE_BYTES[compiled.kernels.precision.weight]} B{labels}"
     return f"{b:,} x {s:,} ids{labels} x 8 B"
 
+
+_LOSSES = {
+    "eager": "their fp32 copies and gradients",
+    "chunked-output": "their log-softmax in fp32, gradients in chunks",
+    "chunked": "their log-softmax in fp32, chunk by chunk",
+    "fused": "a chunk at a time",
+    "cut": "in the kernel's tiles only",
+}
+"""What a loss makes of the logits."""
 
 _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "weights": _weights,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from memfit.account import overheads
+from memfit.account import finetuning, overheads
 from memfit.account.checkpoints import find_checkpointing
+from memfit.account.evaluation import EvaluationPolicy
 from memfit.account.optimizers import Optimizer, find_optimizer
 from memfit.account.overheads import Overhead
-from memfit.account.resolve import lora_targets, runtime_of
+from memfit.account.resolve import runtime_of
 from memfit.account.training import TrainingPolicy
-from memfit.job import FineTuning, Inference, Job, Training
-from memfit.kernels import Adapter, KernelPolicy
+from memfit.job import Inference, Job, Training
+from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
 
@@ -68,33 +69,20 @@ def _causal_buffers(job: Job) -> int:
 
 def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     """What decides the kernels and the step of a training job."""
-    seq = workload.seq or 1
-    method = workload.method if isinstance(workload, FineTuning) else "full"
-    adapter: Adapter | None = None
-    targets: tuple[str, ...] = ()
-    quantized = None
-    if isinstance(workload, FineTuning) and method != "full":
-        adapter = Adapter(workload.lora_rank, workload.lora_dtype, workload.lora_dropout)
-        targets = lora_targets(workload)
-        if method == "qlora":
-            quantized = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
+    seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
-    if quantized is not None and isinstance(workload, FineTuning) and workload.kbit_prep:
-        precision = precision._replace(weight="fp32")
     kernels = KernelPolicy(
-        precision=precision,
+        **finetuning.fields(job.model, workload, precision),
         attention=workload.attention,
         loss=_loss(job, workload),
+        loss_chunks=workload.loss_chunks,
+        loss_upcast=workload.loss_upcast,
         shifted=runtime_of(job).shifted_logits and job.model.loss == "causal-lm",
         kernels=workload.kernels or "eager",
         norms_apart=job.model.family in KERNEL_SETS[workload.kernels or "eager"].apart,
         padded=_masked(workload) or _masked_by_runtime(job, workload),
         binding_windows=tuple(window for window in job.model.windows if window <= seq),
         dropout=workload.dropout,
-        quantized=quantized,
-        train_all=method == "full",
-        adapter=adapter,
-        adapter_targets=targets,
         one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.one_sequence_differs),
         device_capability=_capability(job),
         fused_mixers=workload.mixer_kernels == "fused",
@@ -110,8 +98,25 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         in_backward=workload.optimizer_in_backward,
         buckets=workload.ddp or "none",
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
+        evaluation=_evaluation(job, workload),
     )
     return kernels, policy
+
+
+def _evaluation(job: Job, workload: Training) -> EvaluationPolicy | None:
+    """The evaluation between steps; `None` if none was asked for."""
+    if workload.eval_batch is None:
+        return None
+    rows = workload.eval_rows or 0
+    if rows and workload.eval_accumulation:
+        rows = min(rows, workload.eval_batch * workload.eval_accumulation)
+    return EvaluationPolicy(
+        rows=rows,
+        joined=rows > workload.eval_batch,
+        fp32=str(workload.precision).endswith("-mixed") and runtime_of(job).trainer,
+        one_sequence=workload.eval_batch == 1,
+        frees_gradients=workload.grad_accum > 1 and workload.zero_grad == "none",
+    )
 
 
 def trained_format(kernels: KernelPolicy) -> str:

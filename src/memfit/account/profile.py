@@ -37,9 +37,9 @@ class Moment(NamedTuple):
     form: Form
     total: Terms
     short: bool = False
-    """Inference: this moment processes one token of each sequence, not the prompt."""
+    """With the numbers of a step: one token of each sequence, not the prompt; in training those of an evaluation batch."""
     alone: bool = False
-    """What is always there is not there yet: loading."""
+    """What is always there is not added: it is not there yet (loading), or in the form (evaluation, which frees a part)."""
 
 
 class Profile(NamedTuple):
@@ -98,7 +98,7 @@ def moment_bytes(profile: Profile, counts: tuple[Any, ...], short: tuple[Any, ..
     found = []
     for moment in profile.moments:
         if moment.short:
-            total, of = static_short, short
+            total, of = 0 if moment.alone else static_short, short
         else:
             total, of = 0 if moment.alone else static, counts
         for axis, coefficient in moment.total:

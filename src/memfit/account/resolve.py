@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memfit.account import overheads
+from memfit.account import finetuning, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
-from memfit.errors import UsageError, did_you_mean
+from memfit.errors import UsageError
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
-from memfit.kernels.context import ALL_LINEAR, target_of
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 from memfit.precision import training_policy
@@ -27,6 +26,10 @@ _DEFAULTS_WORTH_SAYING = {
     "lora_rank": "PEFT examples' rank",
     "lora_targets": "every linear layer but the head, as QLoRA does",
 }
+
+
+FROZEN_BASE = (*finetuning.ADAPTER_METHODS, "prompt")
+"""Methods that leave all weights as they are."""
 
 
 class Resolved(NamedTuple):
@@ -94,6 +97,11 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
         choices.assume("target_seq", length, "as long as the source")
     resolve_checkpointing(model, workload, choices)
     resolve_step(job, workload, choices)
+    if workload.eval_batch is None and (workload.eval_rows or workload.eval_accumulation):
+        raise UsageError("--eval-rows and --eval-accumulation belong to an evaluation: say its batch with --eval-batch")
+    if workload.eval_batch is not None and not workload.eval_rows:
+        why = "only losses are collected; with compute_metrics the logits of all rows are: --eval-rows"
+        choices.assumptions.append(Assumption(name="eval_rows", value=0, why=why, flag="--eval-rows"))
     if workload.outputs is None:
         choices.assume("outputs", runtime.outputs, f"what a {runtime.name} loop does")
     _resolve_kernels(model, runtime, workload, choices)
@@ -105,7 +113,7 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
     precision = workload.precision
     if precision is None:
         half = "fp16" if _lacks_bf16(job) else "bf16"
-        adapters = isinstance(workload, FineTuning) and workload.method != "full" and workload.weight_dtype != "fp32"
+        adapters = isinstance(workload, FineTuning) and workload.method in FROZEN_BASE and workload.weight_dtype != "fp32"
         half = (workload.weight_dtype or half) if adapters else half
         precision = f"{half}-true" if adapters else f"{half}-mixed"
         why = (
@@ -120,13 +128,10 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
             choices.assume("weight_dtype", policy.weight, "autocast over fp32 weights keeps the optimizer exact")
         else:
             choices.changes["weight_dtype"] = policy.weight
-    if isinstance(workload, FineTuning) and workload.method == "qlora" and not workload.kbit_prep:
-        why = "norms, embedding and head keep 16 bit; PEFT's prepare_model_for_kbit_training makes them fp32 and costs more"
-        choices.assumptions.append(Assumption(name="kbit_prep", value=False, why=why, flag="--kbit-prep"))
     if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
         raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
-    if isinstance(workload, FineTuning) and workload.method != "full":
-        _check_targets(job, workload, choices)
+    if isinstance(workload, FineTuning) and model.family != "counts":
+        finetuning.resolve(model, workload, runtime, choices)
     if model.loss is None and model.family != "counts":
         choices.warnings.append(
             ("no-loss", f"{model.architecture} has no head, so no loss is counted; name the trained class with --head")
@@ -162,38 +167,6 @@ def _resolve_images(model: Model, workload: Training, choices: Choices) -> None:
     """Images have their own length, tokens of the image or none at all, and no padding."""
     choices.changes["seq"] = model.tokens_per_image
     choices.changes["padding"] = "none"
-
-
-def _check_targets(job: Job, workload: FineTuning, choices: Choices) -> None:
-    """Targets that no module has would silently train nothing."""
-    modules = {
-        target_of(parameter)
-        for segment in job.model.segments
-        for block in segment.blocks
-        for parameter in block.parameters
-        if parameter.role == "linear"
-    }
-    targets = lora_targets(workload)
-    if targets == (ALL_LINEAR,):
-        if not modules:
-            raise UsageError(
-                f"--method {workload.method}: {job.model.family} has no linear layer but its head: nothing gets an adapter"
-            )
-        return
-    unknown = [one for one in targets if one not in modules]
-    if len(unknown) == len(targets):
-        wrong = f"{unknown[0][:60]!r}{did_you_mean(unknown[0][:60], modules)}" if unknown else "nothing"
-        raise UsageError(
-            f"--lora-targets names {wrong}; {job.model.family} has {', '.join(sorted(modules))}, or {ALL_LINEAR} for all"
-        )
-    if unknown:
-        text = f"{job.model.family} has no module {', '.join(one[:60] for one in unknown)}: --lora-targets trains the others only"
-        choices.warnings.append(("unmatched-targets", text))
-
-
-def lora_targets(workload: FineTuning) -> tuple[str, ...]:
-    """The module names that --lora-targets lists."""
-    return tuple(part.strip() for part in workload.lora_targets.split(",") if part.strip())
 
 
 def _lacks_bf16(job: Job) -> bool:

@@ -7,11 +7,14 @@ because small tensors, embeddings and quantised matrices follow other rules.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import NamedTuple
 
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.rules import SCRATCH, STATES, is_projected
+from memfit.account.selection import trained_parameters
 from memfit.kernels import KernelPolicy
+from memfit.kernels.adapters import shapes
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Tape
 from memfit.model import Model, Parameter
@@ -49,7 +52,7 @@ def tensors_of(model: Model) -> list[Tensors]:
 
 def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
     """Stored weights: elements x bytes of the format, or the quantised format's bytes for linear layers' matrices."""
-    element = DTYPE_BYTES[policy.precision.weight]
+    weight = DTYPE_BYTES[policy.precision.weight]
     total = 0
     for parameter, repeat in tensors:
         quantized = policy.quantized
@@ -60,7 +63,8 @@ def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
         elif quantized is not None and expert and quantized.name in QUANTIZE_EXPERTS:
             total += repeat * parameter.shape[0] * quantized.weight_bytes(*parameter.shape[1:])
         else:
-            total += repeat * parameter.num_elements * (DTYPE_BYTES[parameter.dtype] if parameter.dtype else element)
+            dtype = parameter.dtype or (policy.norm_dtype if parameter.role == "norm" else None)
+            total += repeat * parameter.num_elements * (DTYPE_BYTES[dtype] if dtype else weight)
     return total
 
 
@@ -70,7 +74,7 @@ def buffer_bytes(model: Model, policy: KernelPolicy) -> int:
 
 
 def adapters(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
-    """The two factors beside each targeted linear: rank x in and out x rank."""
+    """What is trained beside each targeted weight: of LoRA the two factors, rank x in and out x rank."""
     if policy.adapter is None:
         return []
     context = Context(Tape(policy.precision), policy)
@@ -78,22 +82,44 @@ def adapters(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
     for parameter, repeat in tensors:
         adapter = context.adapter(parameter)
         if adapter is not None:
-            rows, columns = parameter.shape
-            found += [
-                Trained(adapter.rank * columns, adapter.dtype, repeat, "adapter", (adapter.rank, columns)),
-                Trained(rows * adapter.rank, adapter.dtype, repeat, "adapter", (rows, adapter.rank)),
-            ]
+            found += [Trained(prod(one), adapter.dtype, repeat, "adapter", one) for one in shapes(parameter, adapter)]
     return found
 
 
-def trained_tensors(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
-    """Everything that gets a gradient."""
+def added_tensors(model: Model, policy: KernelPolicy) -> list[Trained]:
+    """What training puts beside the model: adapters, virtual tokens, trained copies of modules."""
+    found = []
     if policy.adapter is not None:
-        return adapters(tensors, policy)
+        every = [
+            Tensors(one, 1 if segment.shared else segment.repeat)
+            for segment in model.segments
+            for block in segment.blocks
+            for one in block.parameters
+        ]
+        found = adapters(every, policy)
+    if policy.virtual_tokens:
+        shape = (policy.virtual_tokens, model.hidden_size)
+        found.append(Trained(prod(shape), policy.virtual_dtype, 1, "adapter", shape))
+    return found + [one for one, copied in _own(model, policy) if copied]
+
+
+def _own(model: Model, policy: KernelPolicy) -> list[tuple[Trained, bool]]:
+    """The model's own parameters that are chosen, and whether it is a copy of it that is trained."""
+    context = Context(Tape(policy.precision), policy)
+    return [
+        (Trained(prod(one.shape), context.format(one), repeat, one.role, one.shape), copied)
+        for one, repeat, copied in trained_parameters(model, policy)
+    ]
+
+
+def trained_tensors(model: Model, policy: KernelPolicy) -> list[Trained]:
+    """Everything that gets a gradient."""
+    if not policy.train_all:
+        return added_tensors(model, policy) + [one for one, copied in _own(model, policy) if not copied]
     dtype = policy.precision.weight
     return [
         Trained(one.num_elements, one.dtype or dtype, repeat, one.role, one.shape)
-        for one, repeat in tensors
+        for one, repeat in tensors_of(model)
         if one.role != "unused"
     ]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from memfit.account.blocks import Conditions, Run, masks_of, measure_segment, shared_forms
 from memfit.account.checkpoints import Checkpointing, arranged
 from memfit.account.crossing import Accumulation
+from memfit.account.evaluation import EvaluationPolicy, evaluation_moments
 from memfit.account.forms import (
     GRADIENTS,
     INPUTS,
@@ -27,7 +28,9 @@ from memfit.account.forms import (
 )
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.profile import Moment, Profile, loading, pruned
+from memfit.account.selection import trained_parameters
 from memfit.account.states import (
+    added_tensors,
     buffer_bytes,
     gradient_bytes,
     scratch_per_byte,
@@ -39,7 +42,9 @@ from memfit.account.states import (
 )
 from memfit.account.timeline import StepPolicy, Timeline
 from memfit.kernels import KernelPolicy
-from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Model
+from memfit.kernels.context import Context, target_of
+from memfit.kernels.tape import Tape
+from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Model, Parameter
 from memfit.precision import DTYPE_BYTES
 
 ID_BYTES = 8
@@ -62,18 +67,25 @@ class TrainingPolicy(NamedTuple):
     """DDP's buckets: none | copies | views (of which the gradients are parts)."""
     ema: str = ""
     """Format of a moving average of the weights on the device."""
+    evaluation: EvaluationPolicy | None = None
 
 
-def _uses_of_tied(model: Model) -> dict[str, list[tuple[int, str]]]:
-    """Where each tied parameter is used: the segment and the kind of operation, in order of execution."""
+def _uses_of_tied(model: Model, kernels: KernelPolicy) -> dict[str, list[tuple[int, str]]]:
+    """Where each trained tied parameter is used: the segment and the kind of operation, in order of execution."""
+    if not (kernels.train_all or kernels.choice):
+        return {}
+    saved = kernels.choice.saved if kernels.choice else ()
     used = [
         (one.tied_to or one.name, (index, op.kind))
         for index, segment in enumerate(model.segments)
         for block in segment.blocks
         for op in block.ops
         for one in op.parameters
+        if target_of(one) not in saved
     ]
     tied = {one.tied_to for segment in model.segments for block in segment.blocks for one in block.parameters if one.tied_to}
+    if kernels.choice:
+        tied &= {one.parameter.name for one in trained_parameters(model, kernels) if not one.copied}
     found: dict[str, list[tuple[int, str]]] = {name: [] for name in tied}
     for name, use in used:
         if name in tied:
@@ -102,15 +114,24 @@ def _inputs(model: Model, kernels: KernelPolicy) -> Form:
     """Ids for every token or the pixels of every image, and labels for whatever the loss compares."""
     pixels = model.pixels * DTYPE_BYTES[kernels.precision.weight]
     read = form(INPUTS, SEQUENCE, pixels) if pixels else form(INPUTS, TOKEN, ID_BYTES)
+    losses = [op for segment in model.segments for block in segment.blocks for op in block.ops if op.kind == "loss"]
+    # the label of a class is an id; for a mean square or several classes at once, a number for every logit
     labels = {
-        op.inputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops if op.kind == "loss"
+        op.inputs[0].axis: ID_BYTES if op.attributes["function"] == "cross-entropy" else 4 * op.inputs[0].width for op in losses
     }
-    return read + sum([form(INPUTS, axis, ID_BYTES) for axis in labels])
+    return read + sum([form(INPUTS, axis, num_bytes) for axis, num_bytes in labels.items()])
+
+
+def _is_trained(model: Model, kernels: KernelPolicy, parameter: Parameter) -> bool:
+    """Whether this parameter, a copy of it or an adapter beside it is trained."""
+    adapter = Context(Tape(kernels.precision), kernels).adapter(parameter)
+    return adapter is not None or any(one.parameter == parameter for one in trained_parameters(model, kernels))
 
 
 def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
     """The batch's tensors that the first trained operation saves: ids by an embedding, pixels by a convolution without a cast."""
-    if not kernels.train_all:
+    first = [op for block in model.segments[0].blocks for op in block.ops if op.parameters][:1]
+    if not kernels.train_all and not any(_is_trained(model, kernels, one) for op in first for one in op.parameters[:1]):
         return ZERO
     if not model.pixels:
         ids = {op.outputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops
@@ -134,6 +155,15 @@ def _saved_masks(model: Model, kernels: KernelPolicy, policy: StepPolicy, masks:
     return sum([form(TEMPORARY, axis, num_bytes) for _, axis, num_bytes in parts(sum(masks)) if axis in axes])
 
 
+def _inputs_require_grad(model: Model, kernels: KernelPolicy) -> bool:
+    """Whether the embedding's output is made to require a gradient when checkpointing is enabled.
+
+    transformers does so for every model that reads ids, and for all with adapters (modeling_utils.py,
+    gradient_checkpointing_enable and enable_input_require_grads): gradients then flow through frozen layers as well.
+    """
+    return kernels.adapter is not None or not model.pixels
+
+
 class _Step(NamedTuple):
     """Forward and backward of a step, without what is there all the time."""
 
@@ -149,7 +179,7 @@ class _Step(NamedTuple):
 
 def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     """The model's blocks in order of execution, measured."""
-    uses = _uses_of_tied(model)
+    uses = _uses_of_tied(model, kernels)
     runs: list[Run] = []
     checkpointing = policy.checkpointing
     if checkpointing.recomputes and model.reads_across_blocks:
@@ -163,8 +193,7 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
             accumulation = _accumulation(uses, index, persist=persist)
         conditions = conditions._replace(accumulation=accumulation._replace(step_scratch=policy.step_scratch))
         checkpointed = checkpointing.recomputes and segment.role == "layers"
-        if checkpointed and kernels.adapter is not None:
-            # enable_input_require_grads, without which a checkpointed adapter gets no gradient
+        if (checkpointed and _inputs_require_grad(model, kernels)) or (kernels.virtual_tokens and segment.role == "layers"):
             conditions = conditions._replace(requires_grad=True)
         found, conditions = measure_segment(
             model,
@@ -191,6 +220,8 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     """Shared by all jobs that differ only in the optimizer or the workspace."""
     runs = _runs(model, kernels, policy)
     tables, _ = shared_forms(model, kernels)
+    if not any(memory.output_requires_grad for run in runs if run.role != "head" for memory in run.blocks):
+        tables = ZERO  # a frozen backbone keeps nothing of them
     masks = masks_of(model, kernels)
     saved_masks = _saved_masks(model, kernels, policy, masks)
     timeline = Timeline(runs, tables, masks, policy, masks_saved=bool(saved_masks))
@@ -199,7 +230,8 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     timeline.backward(before, last.outputs)
     kept += timeline.outside_kept()
     leaf = ZERO
-    if policy.checkpointing.recomputes and kernels.adapter is not None and len(runs) > 1:
+    frozen_inputs = len(runs) > 1 and not runs[0].blocks[-1].output_requires_grad
+    if policy.checkpointing.recomputes and frozen_inputs and _inputs_require_grad(model, kernels):
         # the embedding's output is then a leaf: it and its gradient live until the outputs are dropped
         leaf = 2 * runs[0].blocks[-1].output
     return _Step(
@@ -227,10 +259,9 @@ class _Totals(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
-    tensors = tensors_of(model)
-    trained = trained_tensors(tensors, kernels)
-    adapters = sum(one.repeat * one.elements * DTYPE_BYTES[one.dtype] for one in trained if one.role == "adapter")
-    weights = weight_bytes(tensors, kernels) + adapters + buffer_bytes(model, kernels)
+    trained = trained_tensors(model, kernels)
+    added = gradient_bytes(added_tensors(model, kernels)) if not kernels.train_all else 0
+    weights = weight_bytes(tensors_of(model), kernels) + added + buffer_bytes(model, kernels)
     return _Totals(weights, trained, gradient_bytes(trained), _inputs(model, kernels))
 
 
@@ -269,13 +300,18 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
     weights = form(WEIGHTS, ONCE, totals.weights + policy.buffers)
     statics = weights + totals.inputs + form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
-    statics += form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
+    standing = form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
+    statics += standing
     statics += form(WEIGHTS, ONCE, ema_bytes(model, kernels, policy.ema) if policy.ema else 0)
     held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
     at_once = 0 if policy.in_backward else step_scratch(policy.optimizer, totals.trained)
     update = held + step.backward_end + form(TEMPORARY, ONCE, at_once)
+    moments = (loading(weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update)))
+    if policy.evaluation is not None:
+        frees = policy.evaluation.frees_gradients and policy.buckets == "none"
+        moments += evaluation_moments(model, kernels, policy.evaluation, statics - standing if frees else statics)
     return Profile(
-        moments=(loading(weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update))),
+        moments=moments,
         statics=statics,
         static_total=per_axis(statics),
         kept=per_axis(step.kept),

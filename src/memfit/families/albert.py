@@ -65,7 +65,8 @@ def _head(
         if kind == "Model":
             return Segment((b.done(pooled),), role="head"), None
         logits = b.linear("classifier", b.dropout(pooled, dropout), labels, bias=True, role="head")
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        loss = b.loss(logits, upcast=False, function=config.classification_loss())
+        return Segment((b.done(loss),), role="head"), "classification"
     if kind in ("ForTokenClassification", "ForQuestionAnswering"):
         return token_head(b, labels, dropout if kind == "ForTokenClassification" else 0.0), "classification"
     raise unknown_head(architecture, HEADS)

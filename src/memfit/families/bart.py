@@ -110,7 +110,8 @@ class _Parts:
             x = b.dropout(b.one_token(x, view=False), dropout)
             x = b.activation("tanh", b.linear("classification_head.dense", x, self.hidden, bias=True))
             logits = b.linear("classification_head.out_proj", b.dropout(x, dropout), labels, bias=True, role="head")
-            return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+            loss = b.loss(logits, upcast=False, function=self.config.classification_loss())
+            return Segment((b.done(loss),), role="head"), "classification"
         if kind == "ForQuestionAnswering":
             logits = b.linear("qa_outputs", x, 2, bias=True, role="head")
             return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"

@@ -50,8 +50,9 @@ def encoder_layer(hidden: int, heads: int, ffn: int, activation: str, dropout: f
 
 
 def _head(
-    architecture: str, hidden: int, vocab: int, labels: int, activation: str, dropout: float, tied: bool
+    config: ConfigView, architecture: str, hidden: int, vocab: int, activation: str, dropout: float, tied: bool
 ) -> tuple[Segment, str | None]:
+    labels = config.num_labels()
     b = BlockBuilder("head", hidden)
     x = b.input
     if architecture == "BertForMaskedLM":
@@ -68,7 +69,8 @@ def _head(
         if architecture == "BertModel":
             return Segment((b.done(pooled),), role="head"), None
         logits = b.linear("classifier", b.dropout(pooled, dropout), labels, bias=True, role="head")
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        loss = b.loss(logits, upcast=False, function=config.classification_loss())
+        return Segment((b.done(loss),), role="head"), "classification"
     if architecture in ("BertForTokenClassification", "BertForQuestionAnswering"):
         token = architecture == "BertForTokenClassification"
         x = b.dropout(x, dropout) if token else x
@@ -94,9 +96,8 @@ def build(config: ConfigView, architecture: str) -> Description:
     attention_dropout = config.probability("attention_probs_dropout_prob", 0.1)
     activation = activation_name(config, "hidden_act", "gelu")
     layer = encoder_layer(hidden, heads, ffn, activation, dropout, attention_dropout)
-    head, loss = _head(
-        architecture, hidden, vocab, config.num_labels(), activation, dropout, config.flag("tie_word_embeddings", True)
-    )
+    tied = config.flag("tie_word_embeddings", True)
+    head, loss = _head(config, architecture, hidden, vocab, activation, dropout, tied)
     return Description(
         segments=(_embedding(vocab, positions, types, hidden, dropout), Segment((layer,), num_layers), head),
         kind="encoder",

@@ -97,7 +97,8 @@ def language_head(
     num_labels = config.num_labels()
     if architecture.endswith("ForSequenceClassification"):
         logits = b.one_token(b.linear("score", x, num_labels, role="head", split="none"), view=False)
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        loss = b.loss(logits, upcast=False, function=config.classification_loss())
+        return Segment((b.done(loss),), role="head"), "classification"
     if architecture.endswith("ForTokenClassification"):
         x = b.dropout(x, config.probability("classifier_dropout", config.probability("hidden_dropout", token_dropout)))
         logits = b.linear("score", x, num_labels, bias=True, role="head", split="none")

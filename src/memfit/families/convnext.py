@@ -47,7 +47,7 @@ def _head(config: ConfigView, head: str, channels: int, grid: Grid) -> tuple[Seg
     pooled = vision.layer_norm(b, "layernorm", vision.average(b, b.input, channels), channels)
     if head == "Model":
         return head_segment(b.done(pooled)), None
-    return head_segment(b.done(classification(b, pooled, config.num_labels(), b.input))), "classification"
+    return head_segment(b.done(classification(b, pooled, config, b.input))), "classification"
 
 
 def build(config: ConfigView, architecture: str) -> Description:

@@ -46,7 +46,7 @@ def _head(config: ConfigView, head: str, hidden: int) -> tuple[Segment, str | No
     x = b.layer_norm("layernorm", b.input)
     if head == "Model":
         return head_segment(b.done(b.one_token(x))), None
-    return head_segment(b.done(classification(b, vision.mean_of_patches(b, x), config.num_labels(), x))), "classification"
+    return head_segment(b.done(classification(b, vision.mean_of_patches(b, x), config, x))), "classification"
 
 
 def build(config: ConfigView, architecture: str) -> Description:

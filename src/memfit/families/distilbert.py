@@ -59,7 +59,8 @@ def _head(
     if kind == "ForSequenceClassification":
         x = b.activation("relu", b.linear("pre_classifier", b.one_token(x), dim, bias=True))
         logits = b.linear("classifier", b.dropout(x, pooled_dropout), labels, bias=True, role="head")
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        loss = b.loss(logits, upcast=False, function=config.classification_loss())
+        return Segment((b.done(loss),), role="head"), "classification"
     if kind == "ForTokenClassification":
         return token_head(b, labels, dropout), "classification"
     if kind == "ForQuestionAnswering":

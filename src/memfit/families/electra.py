@@ -52,7 +52,8 @@ def _head(
     if kind == "ForSequenceClassification":
         x = b.activation("gelu", b.linear("classifier.dense", b.dropout(b.one_token(x), classifier), hidden, bias=True))
         logits = b.linear("classifier.out_proj", b.dropout(x, classifier), labels, bias=True, role="head")
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        loss = b.loss(logits, upcast=False, function=config.classification_loss())
+        return Segment((b.done(loss),), role="head"), "classification"
     if kind in ("ForTokenClassification", "ForQuestionAnswering"):
         return token_head(b, labels, classifier if kind == "ForTokenClassification" else 0.0), "classification"
     if kind == "Model":

@@ -62,10 +62,10 @@ def check_class(architecture: str, prefix: str, *more: str) -> str:
     return architecture.removeprefix(prefix)
 
 
-def classification(b: BlockBuilder, pooled: Value, num_labels: int, *held: Value) -> Value:
+def classification(b: BlockBuilder, pooled: Value, config: ConfigView, *held: Value) -> Value:
     """Linear classifier and loss; `held`: what the model's outputs hold until the loss is there."""
-    logits = vision.linear(b, "classifier", pooled, (pooled.width, num_labels), role="head")
-    loss = b.loss(logits, upcast=False)
+    logits = vision.linear(b, "classifier", pooled, (pooled.width, config.num_labels()), role="head")
+    loss = b.loss(logits, upcast=False, function=config.classification_loss())
     b.until_here(*held)
     return loss
 

@@ -102,7 +102,8 @@ class _Parts:
             logits = b.head("decoder", x, self.vocab, bias=decoder_bias, tied_to=WORDS + ".weight" if tied else "")
             return Segment((b.done(b.loss(logits, upcast=True)),), role="head"), "masked-lm"
         logits = b.linear("classifier", b.dropout(x, dropout), labels, bias=True, role="head")
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        function = config.classification_loss() if kind == "ForSequenceClassification" else "cross-entropy"
+        return Segment((b.done(b.loss(logits, upcast=False, function=function)),), role="head"), "classification"
 
 
 def build(config: ConfigView, architecture: str) -> Description:

@@ -77,7 +77,7 @@ def _head(config: ConfigView, head: str, channels: int, grid: Grid, activation: 
     pooled = vision.average(b, x, channels)
     if head == "Model":
         return head_segment(b.done(pooled, input_held=False)), None
-    loss = classification(b, pooled, config.num_labels(), x)
+    loss = classification(b, pooled, config, x)
     return head_segment(b.done(loss, input_held=False)), "classification"
 
 

@@ -128,7 +128,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     x = last.feature_map(b, copied=config.flag("reshape_last_stage", True))
     classified = head == "ForImageClassification"
     if classified:
-        x = classification(b, vision.average(b, x, last.width), config.num_labels(), x)
+        x = classification(b, vision.average(b, x, last.width), config, x)
     return Description(
         published_dtype="fp32",
         segments=(*segments, head_segment(b.done(x))),

@@ -104,7 +104,7 @@ def _head(config: ConfigView, head: str, channels: int, grid: Grid) -> tuple[Seg
     pooled = vision.average(b, x, channels)
     if head == "Model":
         return head_segment(b.done(pooled)), None
-    return head_segment(b.done(classification(b, pooled, config.num_labels(), x))), "classification"
+    return head_segment(b.done(classification(b, pooled, config, x))), "classification"
 
 
 def build(config: ConfigView, architecture: str) -> Description:

@@ -166,7 +166,8 @@ def _head(config: ConfigView, parts: _Parts, architecture: str) -> tuple[Segment
         x = b.dropout(b.one_token(x, view=False), dropout)
         x = b.activation("tanh", b.linear("classification_head.dense", x, parts.hidden, bias=True))
         logits = b.linear("classification_head.out_proj", b.dropout(x, dropout), labels, bias=True, role="head")
-        return Segment((b.done(b.loss(logits, upcast=False)),), role="head"), "classification"
+        loss = b.loss(logits, upcast=False, function=config.classification_loss())
+        return Segment((b.done(loss),), role="head"), "classification"
     if kind in ("ForTokenClassification", "ForQuestionAnswering"):
         x = b.dropout(x, dropout) if kind == "ForTokenClassification" else x
         logits = b.linear("classifier", x, labels, bias=True, role="head")

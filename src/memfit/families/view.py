@@ -247,6 +247,17 @@ class ConfigView:
         raw = self._raw("id2label")
         return len(raw) if isinstance(raw, dict) and raw else self.size("num_labels", 2)
 
+    def classification_loss(self) -> str:
+        """The loss over a sequence's labels: `problem_type`, or the mean square for one label.
+
+        Source: transformers 5 loss/loss_utils.py, ForSequenceClassificationLoss; the older classes do the same.
+
+        Raises:
+            InputError: a problem type that is not known.
+        """
+        default = "regression" if self.num_labels() == 1 else "single_label_classification"
+        return _PROBLEM_LOSSES[self.choice("problem_type", default, tuple(_PROBLEM_LOSSES))]
+
     def quantization(self) -> str | None:
         """The format that `quantization_config` names, among those of `memfit.precision.QUANTIZED`.
 
@@ -324,6 +335,9 @@ def _compressed_tensors(raw: Mapping[str, Any]) -> str | None:
     known = {("float", "8"): "fp8", ("int", "8"): "int8", ("int", "4"): "int4"}
     return known.get(kinds.pop()) if len(kinds) == 1 else None
 
+
+_PROBLEM_LOSSES = {"regression": "mse", "single_label_classification": "cross-entropy", "multi_label_classification": "bce"}
+"""The loss of a sequence classifier by its config's problem_type."""
 
 _LEFT_OUT_KEYS = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "dynamic")
 """Keys of quantization_config that name modules which are not quantised, or otherwise."""

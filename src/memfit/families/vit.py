@@ -87,7 +87,7 @@ def _head(config: ConfigView, head: str, hidden: int) -> tuple[Segment, str | No
     activation = activation_name(config, "pooler_act", "tanh")
     if head == "Model":
         return head_segment(b.done(b.activation(activation, b.linear("pooler.dense", first, width, bias=True)))), None
-    return head_segment(b.done(classification(b, first, config.num_labels(), x))), "classification"
+    return head_segment(b.done(classification(b, first, config, x))), "classification"
 
 
 def build(config: ConfigView, architecture: str) -> Description:

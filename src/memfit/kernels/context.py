@@ -14,11 +14,28 @@ ALL_LINEAR = "all-linear"
 
 
 class Adapter(NamedTuple):
-    """A low-rank pair beside a frozen linear layer: A is rank x in, B is out x rank."""
+    """What is trained beside a frozen linear layer: a low-rank pair, A rank x in and B out x rank; or a vector."""
 
     rank: int
     dtype: str
     dropout: float
+    kind: str = "lora"
+    """lora | dora (with a magnitude for every output) | ia3 (a vector that scales the outputs, or the inputs)"""
+    scales_input: tuple[str, ...] = ()
+    """(IA)3: the modules whose input is scaled, not their output."""
+
+
+class Choice(NamedTuple):
+    """Which of the model's own parameters are trained: `base`, less `freeze`, and `unfreeze`, and the `saved` modules' copies.
+
+    Each is a list of selectors, which `account.selection` reads.
+    """
+
+    base: bool
+    freeze: tuple[str, ...] = ()
+    unfreeze: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+    """Modules of which a copy is trained while the original stays (PEFT's modules_to_save)."""
 
 
 class KernelPolicy(NamedTuple):
@@ -28,7 +45,12 @@ class KernelPolicy(NamedTuple):
     attention: str = "sdpa"
     """flash | sdpa | eager"""
     loss: str = "eager"
-    """eager | fused (with the head) | in-place (its gradient is written over the logits in forward)"""
+    """eager | chunked-output | chunked | fused | cut | in-place (its gradient is written over the logits in forward)"""
+    loss_chunks: int = 8
+    loss_upcast: bool | None = None
+    """In place of what the model's class does."""
+    evaluating: bool = False
+    """A forward pass with its loss between steps: no autograd, no dropout."""
     kernels: str = "eager"
     """The kernel set: see kernels/sets.py."""
     norms_apart: bool = False
@@ -44,7 +66,16 @@ class KernelPolicy(NamedTuple):
     quantized: QuantizedFormat | None = None
     """Format of the linear layers' weights."""
     train_all: bool = True
+    choice: Choice | None = None
+    """Which of the model's own parameters are trained, where it is neither all nor none."""
+    trained: frozenset[str] | None = None
+    """`choice` in one block: the names of the parameters that are trained there; `None`: `train_all` says it."""
+    norm_dtype: str | None = None
+    """Format of the norms' weights, where it is not that of all weights (k-bit preparation)."""
     adapter: Adapter | None = None
+    virtual_tokens: int = 0
+    """Prompt tuning: trained tokens before each sequence, in `virtual_dtype`."""
+    virtual_dtype: str = "fp32"
     adapter_targets: tuple[str, ...] = ()
     """Module names (the last part) that get an adapter; (ALL_LINEAR,) for every linear layer but the head."""
     one_sequence: bool = False
@@ -78,16 +109,31 @@ class Context(NamedTuple):
 
     def trained(self, parameter: Parameter) -> bool:
         """Whether this parameter itself gets a gradient."""
-        return self.policy.train_all and self.policy.training
+        policy = self.policy
+        if policy.trained is None:
+            return policy.train_all and policy.training
+        return parameter.name in policy.trained and policy.training
+
+    def format(self, parameter: Parameter) -> str:
+        """The format in which this parameter is stored."""
+        policy = self.policy
+        if parameter.dtype:
+            return parameter.dtype
+        return policy.norm_dtype if policy.norm_dtype and parameter.role == "norm" else policy.precision.weight
+
+    def gradient_name(self, parameter: Parameter) -> str:
+        """Under which name its gradient is known: that of the tensor it is tied to, unless a copy is trained in its place."""
+        saved = self.policy.choice.saved if self.policy.choice else ()
+        return parameter.name if not parameter.tied_to or target_of(parameter) in saved else parameter.tied_to
 
     def adapter(self, parameter: Parameter) -> Adapter | None:
-        """The adapter beside this linear weight, if it has one."""
+        """The adapter beside this weight, if it has one: every targeted linear layer, and an embedding or head that is named."""
         policy = self.policy
-        if policy.adapter is None or parameter.role != "linear":
+        if policy.adapter is None or parameter.role not in ("linear", "head", "embedding") or len(parameter.shape) != 2:
             return None
-        if policy.adapter_targets == (ALL_LINEAR,) or target_of(parameter) in policy.adapter_targets:
+        if target_of(parameter) in policy.adapter_targets:
             return policy.adapter
-        return None
+        return policy.adapter if policy.adapter_targets == (ALL_LINEAR,) and parameter.role == "linear" else None
 
     def quantized(self, parameter: Parameter) -> QuantizedFormat | None:
         """The storage format of this weight, `None` if it keeps the policy's weight format."""
@@ -96,7 +142,7 @@ class Context(NamedTuple):
 
     def probability(self, stated: float) -> float:
         """The dropout probability in force: 0 outside training, the override if there is one."""
-        if not self.policy.training:
+        if not self.policy.training or self.policy.evaluating:
             return 0.0
         return stated if self.policy.dropout is None else self.policy.dropout
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memfit.kernels import functions
+from memfit.kernels import functions, linear
 from memfit.kernels.context import Context
 from memfit.kernels.modules import weight_grads
 from memfit.kernels.tape import Tensor
@@ -19,7 +19,7 @@ def product(context: Context, op: Op, x: Tensor) -> Tensor:
     """x @ W.T + b. The bias is added apart; under autocast in the weights' format. `W.T` is no leaf: its cast is not cached."""
     tape = context.tape
     weight = op.parameters[0]
-    out = functions.linear(context, weight, None, x)
+    out = linear.linear(context, weight, None, x)
     tape.cached_casts.pop(weight.name, None)
     if len(op.parameters) == 1:
         return out

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions
 from memfit.kernels.context import Context
+from memfit.kernels.linear import linear
 from memfit.kernels.mixers import batched, causal_conv1d, padded, parameter_tensor, product, silent
 from memfit.kernels.modules import divided_by_rms, weight_grads
 from memfit.kernels.tape import Tape, Tensor
@@ -45,7 +46,7 @@ def gated_delta(context: Context, op: Op, qkvz: Tensor, ba: Tensor) -> list[Tens
     normed = _gated_norm(context, by_name["norm.weight"], core, z, heads)
     for one in (qkvz, ba, z, b, a, beta, decay, mixed):
         tape.hold(one)
-    return [functions.linear(context, by_name["out_proj.weight"], None, normed)]
+    return [linear(context, by_name["out_proj.weight"], None, normed)]
 
 
 def _decay(context: Context, by_name: dict[str, Parameter], a: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memfit.kernels import functions
+from memfit.kernels import functions, linear
 from memfit.kernels.context import Context
 from memfit.kernels.modules import ACTIVATIONS, weight_grads
 from memfit.kernels.tape import Tape, Tensor
@@ -37,7 +37,7 @@ def router(context: Context, op: Op, x: Tensor) -> Tensor:
     """
     tape = context.tape
     (weight,) = op.parameters
-    logits = functions.linear(context, weight, None, x)
+    logits = linear.linear(context, weight, None, x)
     probabilities = functions.unary(tape, tape.cast(logits, "fp32"), save_output=True)
     if op.attributes["router_loss"] and context.policy.training:
         _router_loss(tape, logits)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
-
-from memfit.kernels.context import Adapter, Context
+from memfit.kernels.context import Context
 from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import ONCE, POSITION, Parameter
-from memfit.precision import DTYPE_BYTES, QuantizedFormat
 
 
 def unary(
@@ -74,116 +70,4 @@ def dropout(context: Context, x: Tensor, stated: float) -> Tensor:
     mask = tape.tensor(x.axis, x.width, "bool")
     tape.record((x,), (out, mask), saved=(mask,))
     mask.requires_grad = False
-    return out
-
-
-def linear(context: Context, parameter: Parameter, bias: Parameter | None, x: Tensor) -> Tensor:
-    """y = x W^T + b, with autocast's casts, a quantised weight or an adapter where the policy says so."""
-    tape = context.tape
-    adapter = context.adapter(parameter)
-    quantized = context.quantized(parameter)
-    out = _quantized_linear(tape, parameter, quantized, x) if quantized else _dense_linear(context, parameter, bias, x)
-    return out if adapter is None else _adapted(context, parameter, adapter, x, out)
-
-
-def _columns(parameter: Parameter, x: Tensor) -> int:
-    """Elements of x W^T for each unit of x's axis: an image has many rows of in_features elements, a token has one."""
-    return max(1, x.width // parameter.shape[1]) * parameter.shape[0]
-
-
-def _dense_linear(context: Context, parameter: Parameter, bias: Parameter | None, x: Tensor) -> Tensor:
-    """Keeps its input if W is trained, autocast's copy of W if x needs a gradient."""
-    tape = context.tape
-    policy = tape.policy
-    trained = context.trained(parameter)
-    copy = None
-    dtype = x.dtype
-    if policy.autocast:
-        x = tape.autocast_compute(x)
-        copy = tape.weight_cast(parameter, policy.weight, trained)
-        dtype = policy.compute
-    out = tape.tensor(x.axis, _columns(parameter, x), dtype)
-    saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
-    count = prod(parameter.shape)
-    weight_grads: list[tuple[int, int, str]] = []
-    if trained:
-        copy_bytes = count * DTYPE_BYTES[policy.compute] if copy is not None else 0
-        weight_grads.append((count * DTYPE_BYTES[policy.weight], copy_bytes, parameter.tied_to or parameter.name))
-        if bias is not None:
-            weight_grads.append((bias.num_elements * DTYPE_BYTES[policy.weight], 0, bias.name))
-    inputs = (x,) if copy is None else (x, copy)
-    tape.record(inputs, (out,), saved=saved, weight_grads=tuple(weight_grads), view_gradient=True)
-    tape.name("mm" if bias is None else "addmm")
-    if copy is not None:
-        copy.requires_grad = False
-    return out
-
-
-def _quantized_linear(tape: Tape, parameter: Parameter, quantized: QuantizedFormat, x: Tensor) -> Tensor:
-    """A frozen 4- or 8-bit weight: no input is kept; a 16-bit copy of the weight lives during the product, both ways.
-
-    The input is cast to the compute format and the result back to the input's (bitsandbytes nn/modules.py, Linear4bit.forward).
-    """
-    given = x.dtype
-    x = tape.cast(x, tape.policy.compute)
-    out = tape.tensor(x.axis, _columns(parameter, x), x.dtype)
-    scratch: list[Size] = []
-    if quantized.dequantized:
-        scratch.append((ONCE, prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute]))
-    tape.record((x,), (out,), scratch=scratch, backward_scratch=scratch, view_gradient=True)
-    tape.name("mm")
-    return tape.cast(out, given)
-
-
-def _adapted(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor, base: Tensor) -> Tensor:
-    """PEFT's LoRA layer: result + B(A(dropout(x.to(A.dtype)))) * scaling, cast back to the result's format."""
-    tape = context.tape
-    out_features, in_features = parameter.shape
-    x = tape.cast(x, adapter.dtype)
-    x = dropout(context, x, adapter.dropout)
-    low = _adapter_linear(
-        context, Parameter(parameter.name + ".lora_A", (adapter.rank, in_features), "adapter"), adapter.dtype, x
-    )
-    high = _adapter_linear(
-        context, Parameter(parameter.name + ".lora_B", (out_features, adapter.rank), "adapter"), adapter.dtype, low
-    )
-    scaled = unary(tape, high)
-    total = add(tape, base, scaled)
-    return tape.cast(total, base.dtype)
-
-
-def _adapter_linear(context: Context, parameter: Parameter, dtype: str, x: Tensor) -> Tensor:
-    """One factor of an adapter: always trained."""
-    tape = context.tape
-    trained = context.policy.training
-    x = tape.autocast_compute(x)
-    copy = tape.weight_cast(parameter, dtype, trained)
-    out = tape.tensor(x.axis, _columns(parameter, x), x.dtype)
-    saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
-    size = prod(parameter.shape) * DTYPE_BYTES[dtype]
-    copy_bytes = prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute] if copy is not None else 0
-    weight_grads = ((size, copy_bytes, parameter.name),) if trained else ()
-    tape.record((x,) if copy is None else (x, copy), (out,), saved=saved, weight_grads=weight_grads, view_gradient=True)
-    tape.name("mm")
-    if copy is not None:
-        copy.requires_grad = False
-    return out
-
-
-def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int, source: str) -> Tensor:
-    """Rows of a table: keeps the ids; the gradient is dense, as large as the table. Autocast leaves it alone."""
-    tape = context.tape
-    out = tape.tensor(axis, parameter.shape[1], tape.policy.weight)
-    trained = context.trained(parameter)
-    grads = (
-        ((prod(parameter.shape) * DTYPE_BYTES[tape.policy.weight], 0, parameter.tied_to or parameter.name),) if trained else ()
-    )
-    saved = [ids]
-    if source != "batch":
-        # positions are made for one sequence and expanded; a buffer is there anyway
-        made = {"positions": POSITION, "made": axis}.get(source)
-        saved = [] if made is None else [tape.tensor(made, 1, "int64")]
-    tape.record(saved, (out,), saved=saved, weight_grads=grads)
-    for one in saved:
-        one.requires_grad = False
     return out

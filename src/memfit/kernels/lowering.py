@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from memfit.kernels import attention, functions, modules, sets
+from memfit.kernels import attention, functions, linear, losses, modules, sets
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.tape import Tape, Tensor
 from memfit.model.description import SEQUENCE, TARGET_TOKEN, Block, Op
@@ -30,10 +30,6 @@ class Lowered(NamedTuple):
 
 def _one(result: Tensor) -> list[Tensor]:
     return [result]
-
-
-def _cross_entropy(context: Context, op: Op, logits: Tensor) -> list[Tensor]:
-    return [modules.cross_entropy(context, op, logits)]
 
 
 _KERNELS: dict[str, Callable[..., Sequence[Tensor]]] = {
@@ -114,7 +110,7 @@ def lower(
     block: Block, policy: KernelPolicy, *, input_requires_grad: bool, input_dtype: str, externals: Externals = ()
 ) -> Lowered:
     """Run a block's operations symbolically under a policy and record what autograd would."""
-    tape = Tape(policy.precision, grad=policy.training)
+    tape = Tape(policy.precision, grad=policy.training and not policy.evaluating)
     context = Context(tape, policy)
     # ids and pixels are counted with the batch's inputs, not with the block
     reads_batch = bool(block.ops) and block.ops[0].kind in READS_THE_BATCH
@@ -134,31 +130,37 @@ def lower(
     fused = False
     replaced = sets.kernels_of(policy.kernels)
     gated = sets.KERNEL_SETS[policy.kernels].gated
+    with_head = losses.WITH_HEAD.get(policy.loss) if policy.training and not policy.evaluating else None
+    between: list[Op] = []
     for op in sets.with_gated_products(block.ops, gated) if gated else block.ops:
         kind = op.kind
         inputs = [values[value.id] for value in op.inputs]
         if kind == "head":
             head = op
-            fused = policy.loss == "fused" and policy.training
+            fused = with_head is not None
         if kind == "loss":
             if not policy.training:
                 ends.append(len(nodes) - 1)
                 continue
-            if fused and head is not None:
-                results = [modules.fused_cross_entropy(context, op, head.parameters[0], inputs[0])]
+            if head is not None and with_head is not None:
+                results = [with_head(context, op, head, between, inputs[0])]
+                logits = tape.whole_logits
             else:
                 logits = inputs[0]
-                results = list((replaced.get(f"{policy.loss} loss") or _cross_entropy)(context, op, logits))
+                plain = op.attributes["function"] == "cross-entropy" and not policy.evaluating
+                kernel = replaced.get(f"{policy.loss} loss") if plain else None
+                results = list(kernel(context, op, logits)) if kernel else [losses.loss(context, op, logits)]
         elif fused:
+            between += [op] if kind in {"scale", "softcap"} else []
             results = inputs[:1]
         elif kind in {"linear", "head"}:
             bias = op.parameters[1] if len(op.parameters) > 1 else None
             read = _last_position(tape, inputs[0]) if kind == "head" and policy.logits_last else inputs[0]
-            results = [functions.linear(context, op.parameters[0], bias, read)]
+            results = [linear.linear(context, op.parameters[0], bias, read)]
             if kind == "head":
                 tape.first_logits = results[0].storage
         elif kind == "embedding":
-            results = [functions.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
+            results = [linear.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
         else:
             if policy.cache and kind.endswith("attention") and (block.cache is not None or inputs[0].axis == TARGET_TOKEN):
                 inputs[1:3] = attention.cached(context, *inputs[1:3])

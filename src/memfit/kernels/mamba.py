@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions
 from memfit.kernels.context import Context
+from memfit.kernels.linear import linear
 from memfit.kernels.mixers import causal_conv1d, mask_padding, parameter_tensor, product, silent, to_fp32
 from memfit.kernels.modules import divided_by_rms, weight_grads
 from memfit.kernels.tape import Tensor
@@ -43,17 +44,17 @@ def _plain(context: Context, op: Op, by_name: dict[str, Parameter], xz: Tensor) 
         x = functions.unary(tape, x)
     # the transposed hidden states are copied for the product, unless there is one sequence alone
     flat = x if context.policy.one_sequence else functions.unary(tape, x)
-    projected = functions.linear(context, by_name["x_proj.weight"], None, flat)
+    projected = linear(context, by_name["x_proj.weight"], None, flat)
     step, b, c = (tape.view(projected, width) for width in (rank, states, states))
     tape.record((projected,), (step, b, c))
     if op.attributes["normed"]:
         step, b, c = (tape.cast(divided_by_rms(tape, one, 1), one.dtype) for one in (step, b, c))
-    step = functions.linear(context, by_name["dt_proj.weight"], None, step)
+    step = linear(context, by_name["dt_proj.weight"], None, step)
     y = _scan(context, by_name, x, step, a, b, c)
     y = functions.multiply(tape, y, functions.unary(tape, gate, save_input=True))
     y = tape.cast(y, dtype)
     y = y if context.policy.one_sequence else functions.unary(tape, y)
-    return functions.linear(context, by_name["out_proj.weight"], by_name.get("out_proj.bias"), y)
+    return linear(context, by_name["out_proj.weight"], by_name.get("out_proj.bias"), y)
 
 
 def _scan(context: Context, by_name: dict[str, Parameter], x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:

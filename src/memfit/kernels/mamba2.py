@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions
 from memfit.kernels.context import Context
+from memfit.kernels.linear import linear
 from memfit.kernels.mixers import batched, causal_conv1d, padded, parameter_tensor, product, silent, turned
 from memfit.kernels.modules import divided_by_rms, weight_grads
 from memfit.kernels.tape import Tape, Tensor
@@ -35,7 +36,7 @@ def mamba2_mixer(context: Context, op: Op, projected: Tensor) -> list[Tensor]:
     y = _scan(context, op, by_name, x, b, c, step)
     normed = _gated_norm(context, by_name["norm.weight"], y, gate, groups)
     normed = tape.cast(normed, tape.policy.weight)  # that of the layer's input
-    return [functions.linear(context, by_name["out_proj.weight"], by_name.get("out_proj.bias"), normed)]
+    return [linear(context, by_name["out_proj.weight"], by_name.get("out_proj.bias"), normed)]
 
 
 def _fused(context: Context, op: Op, by_name: dict[str, Parameter], projected: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from memfit.kernels import functions
 from memfit.kernels.context import Context
-from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import ONCE, TOKEN, Op, Parameter
+from memfit.kernels.tape import Tape, Tensor
+from memfit.model.description import ONCE, Op, Parameter
 from memfit.precision import DTYPE_BYTES
 
 
@@ -15,7 +15,7 @@ def weight_grads(context: Context, parameter: Parameter) -> tuple[tuple[int, int
     """The gradient of a parameter that is trained, in its own format."""
     if not context.trained(parameter):
         return ()
-    return ((parameter.num_elements * DTYPE_BYTES[parameter.dtype or context.tape.policy.weight], 0, parameter.name),)
+    return ((parameter.num_elements * DTYPE_BYTES[context.format(parameter)], 0, parameter.name),)
 
 
 def divided_by_rms(tape: Tape, x: Tensor, heads: int) -> Tensor:
@@ -49,7 +49,8 @@ def rms_norm(context: Context, op: Op, x: Tensor) -> Tensor:
         return tape.cast(out, dtype)
     held = normalised  # the name `hidden_states`, until the module returns
     normalised = tape.cast(normalised, dtype)
-    out = tape.tensor(x.axis, x.width, tape.policy.weight if DTYPE_BYTES[tape.policy.weight] > DTYPE_BYTES[dtype] else dtype)
+    stored = context.format(weight)
+    out = tape.tensor(x.axis, x.width, stored if DTYPE_BYTES[stored] > DTYPE_BYTES[dtype] else dtype)
     tape.record(
         (normalised,),
         (out,),
@@ -191,67 +192,6 @@ def one_token(context: Context, op: Op, x: Tensor) -> Tensor:
         out = context.tape.tensor(axis, x.width, x.dtype)
     context.tape.record((x,), (out,))
     return out
-
-
-def cross_entropy(context: Context, op: Op, logits: Tensor) -> Tensor:
-    """logits.float(), log_softmax, nll_loss, as ForCausalLMLoss and nn.CrossEntropyLoss run: keeps the log-softmax in fp32.
-
-    16-bit logits: forward peak 2V + 4V + 4V a token, forward end 2V + 4V while the outputs are referenced. Releases that shift
-    the logits instead of the labels copy them in fp32: 4V more.
-    Source: transformers 5 loss/loss_utils.py.
-    """
-    tape = context.tape
-    upcast = tape.cast(logits, "fp32") if op.attributes["upcast"] else logits
-    if context.policy.shifted and op.attributes["upcast"]:
-        # `logits[..., :-1, :].contiguous()`: a copy, whose backward is added into a tensor of zeros; the names stay
-        shifted = functions.unary(tape, upcast, backward_scratch=1)
-        tape.hold_to_the_end(logits)
-        tape.hold_to_the_end(upcast)
-        upcast = shifted
-    # without the upcast, autocast leaves log_softmax in 16 bit and casts its result for nll_loss
-    log_probs = tape.autocast_fp32(functions.unary(tape, upcast, save_output=True))
-    labels = tape.tensor(logits.axis, 1, "int64")
-    value = tape.tensor(ONCE, 2, "fp32")
-    tape.record((log_probs, labels), (value,), saved=(log_probs, labels, value))
-    tape.hold(upcast)
-    return value
-
-
-def fused_cross_entropy(context: Context, op: Op, weight: Parameter, x: Tensor) -> Tensor:
-    """The head and the loss in one function (Liger): gradients of x and W are made in forward, chunk by chunk.
-
-    A chunk has next_power_of_2(T / ceil(V / h)) tokens, so its logits take between 1 and 2 times 2 h bytes a token in 16 bit;
-    the upper bound is counted. Both gradients have the format of what they belong to: fp32 under autocast over fp32 weights.
-    Source: linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py.
-    """
-    tape = context.tape
-    trained = context.trained(weight)
-    copy = tape.weight_cast(weight, tape.policy.weight, trained)
-    value = tape.tensor(ONCE, 1, "fp32")
-    grad_x = tape.tensor(x.axis, x.width, x.dtype)
-    saved = [grad_x] if x.requires_grad else []
-    outputs = [value, grad_x]
-    scratch: list[Size] = [(TOKEN, 2 * x.width * DTYPE_BYTES[tape.policy.compute])]
-    grads: tuple[tuple[int, int, str], ...] = ()
-    if trained:
-        elements = weight.shape[0] * weight.shape[1]
-        grad_w = tape.tensor(ONCE, elements, tape.policy.weight)
-        outputs.append(grad_w)
-        saved.append(grad_w)
-        # each chunk's product is made in the compute format, and cast to fp32 before it is added
-        scratch.append((ONCE, elements * DTYPE_BYTES[tape.policy.compute]))
-        if tape.policy.compute != "fp32":
-            scratch.append((ONCE, elements * DTYPE_BYTES["fp32"]))
-        grads = ((grad_w.size[1], 0, weight.tied_to or weight.name),)
-    inputs = (x,) if copy is None else (x, copy)
-    tape.record(inputs, outputs, saved=saved, weight_grads=grads, scratch=scratch)
-    if trained:
-        tape.nodes[-1].handed = (outputs[-1].storage,)
-    for one in outputs[1:]:
-        one.requires_grad = False
-    if copy is not None:
-        copy.requires_grad = False
-    return value
 
 
 def opaque(context: Context, op: Op) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions
 from memfit.kernels.context import Context
+from memfit.kernels.linear import linear
 from memfit.kernels.modules import weight_grads
 from memfit.kernels.tape import Tensor
 from memfit.model.description import Op
@@ -86,7 +87,7 @@ def sigmoid_groups(context: Context, op: Op, x: Tensor) -> list[Tensor]:
 def softmax_of_best(context: Context, op: Op, x: Tensor) -> list[Tensor]:
     """gpt-oss: the k largest of x W^T + b, then a softmax of those alone: keeps the indices and the softmax."""
     tape = context.tape
-    logits = functions.linear(context, op.parameters[0], op.parameters[1], x)
+    logits = linear(context, op.parameters[0], op.parameters[1], x)
     tape.hold_to_the_end(logits)
     return [functions.unary(tape, _chosen(context, op, logits, gathered=False), save_output=True)]
 

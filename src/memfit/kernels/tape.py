@@ -88,6 +88,8 @@ class Tape:
         """Keys and values in the cache object that the model returns: alive as long as the caller holds the outputs."""
         self.operators: dict[int, str] = {}
         """By node: which of `OPERATORS` it is."""
+        self.whole_logits: Tensor | None = None
+        """Logits that the caller gets from a loss that makes them itself."""
         self.first_logits: int | None = None
         """The storage of the head's output: it and all later ones of the block are counted as logits."""
 
@@ -211,6 +213,6 @@ class Tape:
                 count *= dim
             cached = self.tensor(ONCE, count, self.policy.compute)
             self.record((), (cached,))
-            if trained and self.grad:
+            if trained:
                 self.cached_casts[parameter.name] = cached
         return cached

@@ -227,9 +227,9 @@ class BlockBuilder:
         """One token of every sequence: the first as a view, or the last real one by its index (a copy)."""
         return self.op("one_token", "one_token", (x,), x.width, axis=SEQUENCE, view=view)
 
-    def loss(self, logits: Value, *, upcast: bool) -> Value:
-        """Cross-entropy; `upcast`: of `logits.float()`, as transformers' own loss functions do."""
-        return self.op("loss", "cross-entropy", (logits,), 1, axis=0, upcast=upcast)
+    def loss(self, logits: Value, *, upcast: bool, function: str = "cross-entropy") -> Value:
+        """`cross-entropy`, `mse` or `bce`; `upcast`: of `logits.float()`, as transformers' own loss functions do."""
+        return self.op("loss", function, (logits,), 1, axis=0, upcast=upcast, function=function)
 
     def opaque(self, name: str, *, params: int, elements: int) -> Value:
         """Known by counts alone: `params` parameters, `elements` kept for backward per sequence."""

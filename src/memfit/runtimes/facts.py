@@ -40,5 +40,7 @@ class Runtime(NamedTuple):
     """Families that have no sdpa attention yet and run eager."""
     cache_format: str = "own"
     """The format of the values that a cache object holds: their own, or that of the keys."""
+    kbit_prep: str = "none"
+    """What its own programs make of a model that is loaded in 4 bits: none | full | norms (see --kbit-prep)."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""

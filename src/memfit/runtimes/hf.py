@@ -52,9 +52,11 @@ HF_TRAINER_4 = HF_TRAINER._replace(
     no_sdpa=HF_4.no_sdpa,
     cache_format=HF_4.cache_format,
     since=(4, 53),
+    kbit_prep="norms",
     source=(
         "transformers 4.57 trainer.py, as 5.24; its collators pass a mask of ones, which is left out, so no packed sequences are "
-        "looked for"
+        "looked for. TRL's SFTTrainer of that time calls prepare_model_for_kbit_training and casts embedding and head back to "
+        "bf16; that of TRL 1 does neither (trl models/utils.py prepare_peft_model, trainer/sft_trainer.py)"
     ),
 )
 

@@ -43,7 +43,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def model_of(name: str) -> Model:
-    """The model whose config the corpus carries under this name."""
+def model_of(name: str, changes: tuple[tuple[str, Any], ...] = ()) -> Model:
+    """The model whose config the corpus carries under this name, with keys of it changed."""
     row = configs()[name]
-    return build_model(row["config"], name=name, source="validation corpus", head=row["cls"])
+    return build_model({**row["config"], **dict(changes)}, name=name, source="validation corpus", head=row["cls"])

@@ -15,13 +15,7 @@ _SHIFTED_LOGITS = (
     "(older transformers; newer ones shift the labels)"
 )
 _CAP = "the sequence is the cap of 768; the longest batch of the run may have been shorter"
-_KEPT_INPUTS = (
-    "bitsandbytes 0.41 keeps the input of every 4-bit product for backward (2 h + 2 f a token and layer), newer releases do not: "
-    "about half of the difference"
-)
-_OWN_HEAD = "an output head of its own (2 B x V h) where memfit counts a tied one"
 _NO_STATES = "below weights, gradients and two 16-bit states ({} GB): the run did not hold AdamW's states as the row says"
-_UPCAST = "prepare_model_for_kbit_training makes the norms, and with them the residual stream, fp32: --kbit-prep counts it"
 _MASK_OF_ONES = (
     "BART's decoder is given a mask of ones, which a real run recognises and drops; fake tensors cannot be asked, so the row "
     "holds a mask for every decoder layer (b t t)"
@@ -30,7 +24,7 @@ _AFTER_DECODE = "the figure equals weights and cache at the end of decoding: pre
 
 BY_GROUP = {
     "litgpt lora": "LitGPT's own attention, adapter and loss code; not known in detail",
-    "litgpt qlora": "older releases of bitsandbytes keep the input of every 4-bit product, a part of the difference",
+    "litgpt qlora": "LitGPT's own attention, adapter and loss code over 4-bit layers; not known in detail",
     "peft lora": _CAP,
     "peft full": "the optimizer step binds; what the allocator and the evaluation hold beyond it is not known",
     "trainer lora": _SHIFTED_LOGITS,
@@ -47,14 +41,6 @@ BY_ROW = {
     "litgpt-hub-27-llama-3.2-1b-full": _NO_STATES.format("9.9"),
     "litgpt-hub-30-llama-3.2-3b-full": _NO_STATES.format("25.7"),
     "litgpt-hub-50-tiny-llama-full": "LitGPT's own attention and loss code; not known in detail",
-    "litgpt-hub-28-llama-3.2-1b-lora": _OWN_HEAD,
-    "litgpt-hub-31-llama-3.2-3b-lora": _OWN_HEAD,
-    "litgpt-res-12": _KEPT_INPUTS,
-    "litgpt-res-13": _KEPT_INPUTS,
-    "litgpt-res-17": _KEPT_INPUTS,
-    "litgpt-res-18": _KEPT_INPUTS,
-    "fms-029-alloc": _UPCAST,
-    "fms-031-alloc": _UPCAST,
     "hf-qwen3-8b-bf16-in6144": _AFTER_DECODE,
     "hf-qwen3-8b-bf16-in30720": _AFTER_DECODE,
     "hf-qwen3-4b-awq-int4-in30720": _AFTER_DECODE,

@@ -71,6 +71,12 @@ class Framework(NamedTuple):
     adapters: Mapping[str, Any]
     runtime: str
     about: str
+    config: tuple[tuple[str, Any], ...] = ()
+    """What its own modelling code makes of every config."""
+    loss_chunk: int = 0
+    """Tokens of each sequence in a chunk of its loss."""
+    quantised: Mapping[str, Any] = {}
+    """What its scripts fix beside `adapters` for a 4-bit base."""
 
 
 FRAMEWORKS = (
@@ -79,14 +85,18 @@ FRAMEWORKS = (
         title="LitGPT",
         pattern=r"LitGPT( commit .*)?$",
         optimizer="adamw",
-        settings={"outputs": "kept", "padding": "none", "attention": "sdpa"},
-        # litgpt/finetune/lora.py: lora_dropout 0.05; adapters in the precision of the run
+        settings={"outputs": "kept", "padding": "none", "attention": "sdpa", "loss": "chunked-output"},
+        loss_chunk=128,
+        # litgpt/finetune/lora.py: lora_dropout 0.05; adapters in the precision of the run; it pins bitsandbytes 0.42
         adapters={"lora_dtype": "bf16", "lora_dropout": 0.05},
+        config=(("tie_word_embeddings", False),),
+        quantised={"quantizer": "bitsandbytes@0.42"},
         runtime="torch",
         about=(
-            "LitGPT has its own modelling code: query, key and value in one matrix with one adapter, an output head that is "
-            "never tied to the embedding, a loss over chunks of 128 tokens' logits in 16 bit. memfit counts the Hugging Face "
-            "model. The sequence is the cap or the longest sample of the data; the batches that ran may have been shorter."
+            "LitGPT has its own modelling code: query, key and value in one matrix with one adapter. memfit counts the Hugging "
+            "Face model with what is known of LitGPT's: an output head that is never tied to the embedding, a loss over chunks "
+            "of 128 tokens' logits, and bitsandbytes 0.42, which keeps the input of every 4-bit product. The sequence is the cap "
+            "or the longest sample of the data; the batches that ran may have been shorter."
         ),
     ),
     Framework(
@@ -115,9 +125,8 @@ FRAMEWORKS = (
             "Sequences of 4,096 tokens, checkpointing, FlashAttention, an A100. Neither the release nor the optimizer is in the "
             "file: releases of that time shift the logits (asked with `hf-trainer@4.48`), and the Trainer's default was "
             "adamw_torch (foreach). The baseline of the 4-bit rows upcasts norms, embedding and head to "
-            "fp32 first (prepare_model_for_kbit_training), and TRL casts embedding and head back: no option says both, so "
-            "the rows are asked without. With `--kbit-prep` their peaks are 0.5 and 2.0 % low; what stays between steps is then "
-            "12 % high."
+            "fp32 first (prepare_model_for_kbit_training), and TRL casts embedding and head back: `--kbit-prep norms`, under "
+            "autocast, without which fp32 hidden states do not go into a 16-bit head. The plugin's own preparation does neither."
         ),
     ),
     Framework(
@@ -202,7 +211,7 @@ def job_of(row: Mapping[str, Any], metric: str) -> Job:
     """The question that the row answers. What the metric does not count is set to nothing: the interval is the metric's."""
     framework = framework_of(row)
     assert framework is not None
-    model = corpus.model_of(row["config"])
+    model = corpus.model_of(row["config"], framework.config)
     precision, weight_dtype, double_quant = PRECISIONS[row["precision"]]
     settings: dict[str, Any] = {
         "batch": row["micro_batch"],
@@ -214,6 +223,8 @@ def job_of(row: Mapping[str, Any], metric: str) -> Job:
         "checkpointing": "full" if str(row.get("activation_checkpointing", "off")).startswith("on") else "none",
         **framework.settings,
     }
+    if framework.loss_chunk:
+        settings["loss_chunks"] = -(-row["seq_len"] // framework.loss_chunk)
     lora = row.get("lora") or {}
     mode = MODES[row["mode"]]
     workload: Training
@@ -226,8 +237,13 @@ def job_of(row: Mapping[str, Any], metric: str) -> Job:
             lora_targets=",".join(_targets(row)),
             double_quant=True if double_quant is None else double_quant,
             **framework.adapters,
+            **(framework.quantised if mode == "qlora" else {}),
             **settings,
         )
+        if mode == "qlora" and "config=baseline-peft-bnb" in row["framework"]:
+            workload = workload.replace(kbit_prep="norms", precision="bf16-mixed", weight_dtype="bf16")
+        elif mode == "qlora":
+            workload = workload.replace(kbit_prep="none")
     overheads = Overheads(
         runtime=framework.runtime,
         cuda_context=None if metric == "device total" else 0,

@@ -59,6 +59,11 @@ FUSED_ADAMW = Lever(
 # --- fused loss
 
 
+def _adapts_head(job: Job) -> bool:
+    """An adapter on the head would not be used: the fused loss reads the head's weight itself."""
+    return isinstance(job.workload, FineTuning) and "lm_head" in job.workload.lora_targets.split(",")
+
+
 def _fused_loss_cost(before: Job, after: Job) -> str:
     vocabulary = before.model.vocab_size
     return (
@@ -71,11 +76,33 @@ FUSED_LOSS = Lever(
     group="loss",
     free=True,
     why_here="the same loss and gradients; a dependency to install",
-    applies=lambda job: _training(job).loss != "fused" and job.model.loss == "causal-lm",
+    applies=lambda job: _training(job).loss not in ("fused", "cut") and job.model.loss == "causal-lm" and not _adapts_head(job),
     edit=lambda job: with_workload(job, loss="fused"),
     change=lambda before, after: "loss fused with the head, logits never stored",
     cost=_fused_loss_cost,
     flags=lambda job: ("--use_liger_kernel true",) if _is_trainer(job) else ("LigerFusedLinearCrossEntropyLoss()",),
+)
+
+# --- evaluation
+
+
+def _collects(job: Job) -> bool:
+    workload = _training(job)
+    return bool(workload.eval_batch and workload.eval_rows) and workload.eval_accumulation is None
+
+
+EVAL_ACCUMULATION = Lever(
+    name="eval-accumulation",
+    group="evaluation",
+    why_here="training is as before; each evaluation batch is copied to the host",
+    applies=_collects,
+    edit=lambda job: with_workload(job, eval_accumulation=1),
+    change=lambda before, after: "collected logits moved to the host after every evaluation batch",
+    cost=lambda before, after: (
+        f"the logits of {_training(before).eval_rows or 0:,} rows in host memory, and the time to copy them; "
+        "or return less with preprocess_logits_for_metrics"
+    ),
+    flags=_spell("--eval_accumulation_steps 1", "outputs.append(logits.cpu())"),
 )
 
 # --- smaller micro-batch
@@ -144,7 +171,6 @@ MICRO_BATCH = Lever(
 )
 
 # --- checkpointing
-
 
 
 def _selective_flags(job: Job) -> tuple[str, ...]:
@@ -387,6 +413,6 @@ QLORA = Lever(
 )
 
 TRAINING_LEVERS = (
-    ATTENTION, MIXER_KERNELS, FUSED_ADAMW, FUSED_LOSS, MICRO_BATCH, OPTIMIZER_IN_BACKWARD, SELECTIVE, CHECKPOINTING, OFFLOADED,
-    ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
+    ATTENTION, MIXER_KERNELS, FUSED_ADAMW, FUSED_LOSS, EVAL_ACCUMULATION, MICRO_BATCH, OPTIMIZER_IN_BACKWARD, SELECTIVE,
+    CHECKPOINTING, OFFLOADED, ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
 )  # fmt: skip

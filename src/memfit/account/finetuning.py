@@ -1,0 +1,165 @@
+"""What fine-tuning trains: from the workload's words to the policy of its kernels; what would train nothing is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memfit.account.selection import GENERAL, layers_of, trained_parameters
+from memfit.errors import UsageError, did_you_mean
+from memfit.job import FineTuning
+from memfit.kernels.context import ALL_LINEAR, Adapter, Choice, KernelPolicy, target_of
+from memfit.model import Model
+from memfit.precision import QUANTIZED, PrecisionPolicy
+from memfit.runtimes import Runtime
+
+if TYPE_CHECKING:
+    from memfit.job import Training
+
+ADAPTER_METHODS = ("lora", "qlora", "dora", "ia3")
+IA3_TARGETS = ("k_proj", "v_proj", "down_proj", "fc2", "query_key_value", "dense_4h_to_h", "key", "value")
+"""Modules that PEFT scales where the config names none, of those that the model has (utils/constants.py)."""
+IA3_INPUTS = ("down_proj", "fc2", "dense_4h_to_h", "wo", "w2", "output_linear", "c_proj")
+"""Those whose input is scaled: the second product of a feed-forward."""
+KEEPS_INPUTS_BEFORE = (0, 43, 2)
+"""bitsandbytes 0.43.2: "activations being unnecessary for frozen parameters" are no longer kept (its changelog)."""
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A list with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def choice_of(workload: FineTuning) -> Choice | None:
+    """Which of the model's own parameters are trained; `None` where it is all of them, or none."""
+    unfreeze = names(workload.unfreeze)
+    freeze = names(workload.freeze)
+    if workload.method == "freeze" and not (freeze or unfreeze):
+        unfreeze = ("head",)
+    if workload.lora_bias == "all":
+        unfreeze = (*unfreeze, "bias")
+    elif workload.lora_bias == "lora_only":
+        unfreeze = (*unfreeze, "bias of " + workload.lora_targets)
+    base = workload.method == "full" or (workload.method == "freeze" and bool(freeze))
+    saved = names(workload.modules_to_save)
+    return Choice(base, freeze, unfreeze, saved) if freeze or unfreeze or saved else None
+
+
+def is_quantized(workload: Training) -> bool:
+    """Whether the linear layers are stored in 4 bits."""
+    return isinstance(workload, FineTuning) and workload.method == "qlora"
+
+
+def _keeps_input(workload: FineTuning) -> bool:
+    release = (workload.quantizer or "").partition("@")[2]
+    return bool(release) and tuple(int(part) for part in release.split(".")) < KEEPS_INPUTS_BEFORE
+
+
+def _adapter(model: Model, workload: FineTuning) -> tuple[Adapter, tuple[str, ...]]:
+    kind = "dora" if workload.use_dora or workload.method == "dora" else "ia3" if workload.method == "ia3" else "lora"
+    targets = names(workload.lora_targets)
+    scales = tuple(one for one in targets if one in IA3_INPUTS) if kind == "ia3" else ()
+    dropout = 0.0 if kind == "ia3" else workload.lora_dropout
+    return Adapter(workload.lora_rank, workload.lora_dtype, dropout, kind, scales), targets
+
+
+def fields(model: Model, workload: Training, precision: PrecisionPolicy) -> dict[str, Any]:
+    """The fields of a kernel policy that say what is trained, beside what, in which format."""
+    if not isinstance(workload, FineTuning):
+        return {"precision": precision}
+    choice = choice_of(workload)
+    found: dict[str, Any] = {
+        "precision": precision,
+        "train_all": workload.method == "full" and choice is None,
+        "choice": choice,
+    }
+    if workload.method in ADAPTER_METHODS:
+        found["adapter"], found["adapter_targets"] = _adapter(model, workload)
+    if workload.method == "prompt":
+        found |= {"virtual_tokens": workload.virtual_tokens, "virtual_dtype": workload.lora_dtype}
+    if is_quantized(workload):
+        stored = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
+        found["quantized"] = stored._replace(keeps_input=_keeps_input(workload))
+        if workload.kbit_prep == "full":
+            found["precision"] = precision._replace(weight="fp32")
+        elif workload.kbit_prep == "norms" and precision.weight != "fp32":
+            found["norm_dtype"] = "fp32"
+    return found
+
+
+def virtual_tokens(workload: Training) -> int:
+    """Trained tokens that come before each sequence."""
+    return workload.virtual_tokens if isinstance(workload, FineTuning) and workload.method == "prompt" else 0
+
+
+def resolve(model: Model, workload: FineTuning, runtime: Runtime, choices: Any) -> None:
+    """Decides what the workload leaves open and refuses what cannot be meant; `choices` collects assumptions and warnings."""
+    if is_quantized(workload) and workload.kbit_prep is None:
+        why = {
+            "none": "norms, embedding and head keep 16 bit; PEFT's prepare_model_for_kbit_training makes them fp32: full",
+            "norms": "TRL's SFTTrainer of that time upcasts what is not quantised, and casts embedding and head back",
+        }[runtime.kbit_prep]
+        choices.assume("kbit_prep", runtime.kbit_prep, why)
+    if workload.method in ADAPTER_METHODS:
+        _check_targets(model, workload, choices)
+    _check_selectors(model, workload)
+    if workload.method == "prompt" and model.kind != "decoder":
+        raise UsageError(f"--method prompt puts tokens before the text of a decoder; {model.family} is none")
+    loss = choices.changes.get("loss", workload.loss)
+    if loss in ("fused", "cut", "chunked", "chunked-output") and "lm_head" in names(workload.lora_targets):
+        raise UsageError(f"--loss {loss} reads the head's weight itself: an adapter on lm_head would not be used")
+    policy = KernelPolicy(**fields(model, workload, PrecisionPolicy("", "bf16", "bf16", False)))
+    own = policy.train_all or trained_parameters(model, policy)
+    if not own and policy.adapter is None and not policy.virtual_tokens:
+        raise UsageError("--freeze leaves nothing that is trained")
+
+
+def _modules(model: Model, *roles: str) -> set[str]:
+    return {
+        target_of(parameter)
+        for segment in model.segments
+        for block in segment.blocks
+        for parameter in block.parameters
+        if not roles or (parameter.role in roles and len(parameter.shape) == 2)
+    }
+
+
+def _check_selectors(model: Model, workload: FineTuning) -> None:
+    """A word that selects nothing would silently train, or freeze, nothing."""
+    modules = _modules(model)
+    for flag, text, general in (
+        ("--freeze", workload.freeze, GENERAL),
+        ("--unfreeze", workload.unfreeze, GENERAL),
+        ("--modules-to-save", workload.modules_to_save, ()),
+    ):
+        for one in names(text):
+            if one in modules or one in general or (general and layers_of(one) is not None):
+                continue
+            hint = did_you_mean(one[:60], [*general, *modules])
+            takes = f"{', '.join(general)}, layers:N or a module's name" if general else "names of modules"
+            raise UsageError(f"{flag} names {one[:60]!r}{hint}, which {model.family} does not have; it takes {takes}")
+
+
+def _check_targets(model: Model, workload: FineTuning, choices: Any) -> None:
+    """Targets that no module has would silently train nothing."""
+    modules = _modules(model, "linear")
+    named = _modules(model, "linear", "head", "embedding")
+    targets = names(workload.lora_targets)
+    if targets == (ALL_LINEAR,) and workload.method == "ia3":
+        targets = tuple(one for one in IA3_TARGETS if one in modules)
+        if not targets:
+            raise UsageError(f"--method ia3: say with --lora-targets what is scaled of {', '.join(sorted(modules))}")
+        choices.assume("lora_targets", ",".join(targets), "keys, values and the second product of the feed-forward, as PEFT does")
+        return
+    if targets == (ALL_LINEAR,):
+        if not modules:
+            raise UsageError(
+                f"--method {workload.method}: {model.family} has no linear layer but its head: nothing gets an adapter"
+            )
+        return
+    unknown = [one for one in targets if one not in named]
+    if len(unknown) == len(targets):
+        wrong = f"{unknown[0][:60]!r}{did_you_mean(unknown[0][:60], named)}" if unknown else "nothing"
+        raise UsageError(f"--lora-targets names {wrong}; {model.family} has {', '.join(sorted(named))}, or {ALL_LINEAR} for all")
+    if unknown:
+        text = f"{model.family} has no module {', '.join(one[:60] for one in unknown)}: --lora-targets trains the others only"
+        choices.warnings.append(("unmatched-targets", text))
