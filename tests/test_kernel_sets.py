@@ -95,9 +95,14 @@ def test_kept_bytes_of_transformers_4(row: dict[str, Any]) -> None:
 def test_traced_steps_of_transformers_4_and_of_liger(row: dict[str, Any]) -> None:
     found = account.estimate(account.resolve(traces.job_of(row)).job).ranks[0]
     static = row["after_fwd"]["Parameter"] + row["after_fwd"]["Optstate"]
-    bound = 8e-3 if row["run"].get("kernels") else 2e-3  # Liger's loss: its chunk of logits is counted at its largest
-    pairs = {"peak": found.peak.allocated_bytes, "after_fwd": found.forward_end_bytes, "after_bwd": found.backward_end_bytes}
-    for moment, predicted in pairs.items():
+    # the chunk of tokens in Liger's loss is a power of two and counted at its largest, up to 2h a token more than it takes
+    peak = 2.1e-2 if row["run"].get("kernels") else 2e-3
+    pairs = (
+        ("peak", found.peak.allocated_bytes, peak),
+        ("after_fwd", found.forward_end_bytes, 2e-3),
+        ("after_bwd", found.backward_end_bytes, 2e-3),
+    )
+    for moment, predicted, bound in pairs:
         measured = row[moment]["Total"]
         assert predicted is not None
         assert abs(predicted - measured) <= bound * (measured - static), moment
