@@ -227,7 +227,12 @@ OFFLOADED = Lever(
         f"about 33 % more compute, and {format_gib(_inputs_of_layers(after))} of layers' inputs to host memory and back "
         "in every micro-batch; a few percent slower where the copies overlap with compute"
     ),
-    flags=_spell('use_gradient_checkpointing="unsloth"', "with torch.autograd.graph.save_on_cpu(pin_memory=True)"),
+    # checkpoint() hands its inputs to autograd, whose hooks move them (torch/utils/checkpoint.py, _NoopSaveInputs)
+    flags=lambda job: (
+        ('use_gradient_checkpointing="unsloth"',)
+        if _is_trainer(job)
+        else ("model.gradient_checkpointing_enable()", "with torch.autograd.graph.save_on_cpu(pin_memory=True)")
+    ),
 )
 
 # --- optimizer in backward
