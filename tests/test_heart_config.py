@@ -40,7 +40,7 @@ def test_several_unknown_keys_are_named_together_and_many_are_cut() -> None:
         models.make(models.LLAMA_8B, beta=1, alpha=2)
     with pytest.raises(UnknownArchitectureError, match="and more") as caught:
         models.make(models.LLAMA_8B, **{f"key{index}": 1 for index in range(1000)})
-    assert len(str(caught.value)) < 600
+    assert len(str(caught.value)) < 700  # the names of all families are in it
 
 
 def test_keys_known_not_to_change_memory_and_null_keys_pass() -> None:
@@ -163,7 +163,7 @@ def test_a_config_without_a_model_type_is_refused(value: Any) -> None:
 def test_a_long_model_type_is_cut_in_the_message() -> None:
     with pytest.raises(UnknownArchitectureError) as caught:
         models.make({**models.LLAMA_8B, "model_type": "x" * 5000})
-    assert len(str(caught.value)) < 600
+    assert len(str(caught.value)) < 700  # the names of all families are in it
 
 
 @pytest.mark.parametrize(
