@@ -17,6 +17,7 @@ import torch_truth
 import transformers
 from torch_truth import Case
 
+import memfit
 from memfit import account
 from memfit.account.estimate import Rank
 from memfit.errors import UsageError
@@ -216,6 +217,15 @@ def test_what_would_train_nothing_is_refused(options: dict[str, str], says: str)
 def test_evaluation_options_need_a_batch() -> None:
     with pytest.raises(UsageError, match="--eval-batch"):
         account.resolve(Job(model=tiny(), workload=Training(eval_rows=10)))
+
+
+@pytest.mark.parametrize("loss", ["eager", "chunked", "chunked-output", "fused", "cut"])
+@pytest.mark.parametrize("method", ["dora", "ia3", "prompt", "freeze"])
+def test_every_method_and_loss_has_a_whole_answer(method: str, loss: str) -> None:
+    found = memfit.answer(tiny(), FineTuning(method=method, loss=loss, batch=BATCH, seq=SEQ, eval_batch=2), on="4090")
+    assert any(one.computes == "loss" and one.name == loss for one in found.kernels)
+    assert "evaluate" in {one.name for one in found.estimate.worst.phases}
+    assert found.verdict is not None
 
 
 # ------------------------------------------------------------------ evaluation

@@ -33,6 +33,9 @@ MIXERS = {
 
 LOSSES = {
     "eager": "the model's own, logits upcast to fp32",
+    "chunked": "with the head, chunk by chunk: each chunk's log-softmax is kept, no logits",
+    "chunked-output": "over chunks of whole logits, which the loop holds",
+    "cut": "cut cross-entropy: logits exist in the kernel's tiles only",
     "fused": "with the head, chunk by chunk: logits are not stored",
     "in-place": "logits upcast to fp32, their gradient written over them",
 }
