@@ -6,7 +6,7 @@ from math import prod
 
 from memfit.kernels.context import Adapter, Context
 from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import ONCE, POSITION, Parameter
+from memfit.model.description import ONCE, POSITION, TOKEN, Parameter
 from memfit.precision import DTYPE_BYTES, QuantizedFormat
 
 
@@ -163,6 +163,8 @@ def _adapter_linear(context: Context, parameter: Parameter, dtype: str, x: Tenso
 def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int, source: str) -> Tensor:
     """Rows of a table: keeps the ids; the gradient is dense, as large as the table. Autocast leaves it alone."""
     tape = context.tape
+    if context.policy.kv_cache and source == "positions":
+        axis = TOKEN  # generate() makes position ids for every sequence
     out = tape.tensor(axis, parameter.shape[1], tape.policy.weight)
     trained = context.trained(parameter)
     grads = (

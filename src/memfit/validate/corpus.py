@@ -43,7 +43,11 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def model_of(name: str) -> Model:
-    """The model whose config the corpus carries under this name."""
+def model_of(name: str, activations: tuple[tuple[str, str], ...] = ()) -> Model:
+    """The model whose config the corpus carries under this name; `activations`: what a program runs in place of others."""
     row = configs()[name]
-    return build_model(row["config"], name=name, source="validation corpus", head=row["cls"])
+    config, instead = dict(row["config"]), dict(activations)
+    for key in ("hidden_act", "activation_function"):
+        if config.get(key) in instead:
+            config[key] = instead[config[key]]
+    return build_model(config, name=name, source="validation corpus", head=row["cls"])
