@@ -9,7 +9,7 @@ from memfit.account.estimate import Component, Estimate, Peak, Phase, Rank
 from memfit.devices import Cluster, Device
 from memfit.job import FineTuning, Inference, Job, Overheads, Training
 from memfit.model import Model
-from memfit.model.description import TOKEN, Block, Op, Parameter, Segment, Value
+from memfit.model.description import TOKEN, Block, CacheSpec, Op, Parameter, Segment, Value
 
 PARAMETERS = 1_000_000
 
@@ -17,7 +17,7 @@ PARAMETERS = 1_000_000
 def model(**changes: Any) -> Model:
     """A decoder of a million parameters with 4,096 positions that it was trained for."""
     weight = Op("linear", "all", (), (), (Parameter("all.weight", (1000, 1000), "linear"),))
-    block = Block("block", Value(0, TOKEN, 1), Value(1, TOKEN, 1), (weight,))
+    block = Block("block", Value(0, TOKEN, 1), Value(1, TOKEN, 1), (weight,), (CacheSpec(100),))
     values: dict[str, Any] = {
         "name": "tiny", "family": "llama", "architecture": "LlamaForCausalLM", "source": "by hand", "kind": "decoder",
         "segments": (Segment((block,)),), "num_layers": 1, "hidden_size": 1000, "num_heads": 1, "num_kv_heads": 1,

@@ -60,7 +60,7 @@ def test_arrays_give_what_integers_give_in_inference_with_sliding_windows(
 def test_the_estimate_is_the_evaluation_of_the_profile(of: Model, workload: Any) -> None:
     job = models.job(of, workload)
     compiled = compile_job(job)
-    assert estimate(job).peak.allocated_bytes == evaluate(compiled.profile, compiled.numbers, compiled.step).peak
+    assert estimate(job).peak.allocated_bytes == evaluate(compiled.profile, *compiled.numbers).peak
 
 
 def test_a_python_integer_never_overflows() -> None:

@@ -14,9 +14,8 @@ import torch_truth
 import transformers
 from torch_truth import Case
 
-import memfit
 from memfit import account
-from memfit.errors import InputError, UnknownArchitectureError, UsageError
+from memfit.errors import InputError, UnknownArchitectureError
 from memfit.families import build_model
 from memfit.job import Inference, Job, Overheads, Training
 
@@ -151,9 +150,7 @@ def test_the_target_is_as_long_as_the_source_unless_said() -> None:
     assert resolved.target_seq == 20
 
 
-def test_inference_of_an_encoder_decoder_is_refused_and_of_its_encoder_is_not() -> None:
-    with pytest.raises(UsageError, match="encoder-decoder"):
-        memfit.estimate(config_of("bart"), Inference())
+def test_an_encoder_alone_runs_without_a_cache() -> None:
     encoder = build_model(config_of("t5"), name="small", source="test", head="T5EncoderModel")
     job = account.resolve(Job(model=encoder, workload=Inference(context=32, weight_dtype="bf16"))).job
     phases = {phase.name: phase.allocated_bytes for phase in account.estimate(job).worst.phases}

@@ -39,7 +39,9 @@ def test_the_order_is_the_cost() -> None:
         "selective-checkpointing", "checkpointing", "offloaded-checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true",
         "lora", "qlora",
     ]  # fmt: skip
-    assert names(LEVERS["infer"]) == ["sdpa", "mixer-kernels", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context"]
+    assert names(LEVERS["infer"]) == [
+        "sdpa", "mixer-kernels", "prefill-chunk", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context",
+    ]  # fmt: skip
     assert all(lever.why_here for table in LEVERS.values() for lever in table)
 
 
@@ -96,6 +98,7 @@ def test_every_lever_says_what_it_changes_costs_and_how_it_is_spelled(job: Job) 
         ("paged-adamw-8bit", training_job(optimizer="adamw-8bit"), {"optimizer": "paged-adamw-8bit"}),
         ("bf16-true", training_job(), {"precision": "bf16-true", "weight_dtype": "bf16"}),
         ("bf16-true", training_job(precision="32-true"), {"precision": "bf16-true", "weight_dtype": "bf16"}),
+        ("prefill-chunk", inference_job(context=8192, prompt=8192), {"prefill_chunk": 2048}),
         ("kv-fp8", inference_job(), {"kv_dtype": "fp8"}),
         ("int8-weights", inference_job(), {"quantization": "int8"}),
         ("int4-weights", inference_job(quantization="int8"), {"quantization": "int4"}),
@@ -125,6 +128,8 @@ def test_what_a_lever_edits(name: str, job: Job, edits: dict[str, object]) -> No
         ("lora", finetuning_job(method="lora")),
         ("lora", finetuning_job(method="qlora")),
         ("qlora", finetuning_job(method="qlora")),
+        ("prefill-chunk", inference_job(context=8192, prompt=8192, prefill_chunk=1024)),
+        ("prefill-chunk", inference_job(context=2048)),
         ("kv-fp8", inference_job(kv_dtype="int4")),
         ("kv-fp8", inference_job(of=model(kind="encoder"))),
         ("int8-weights", inference_job(quantization="nf4")),

@@ -187,7 +187,7 @@ def test_context_limit_moves_a_prompt_that_fills_it() -> None:
     job = inference_job(12_000_000)
     limit = solve_limit(job, "context", toy, toy(job))
     assert (limit.max, limit.bytes_per_unit, limit.fixed_bytes) == (6060, 1650, 2_000_000)
-    assert limit.remark == "memory allows it, but the model's config names 4,096 positions"
+    assert limit.remark == "with prompts as long as the context; memory allows it, but the model's config names 4,096 positions"
     shorter = inference_job(12_000_000, prompt=1000)
     # 2,000,000 + 50 x 1,000 + 1,600 x context <= 12,000,000 -> 6218.75
     assert solve_limit(shorter, "context", toy, toy(shorter)).max == 6218

@@ -152,9 +152,14 @@ class Inference(Options):
 
     context: int | None = option(None, "Prompt and generated tokens of one sequence together", kind="tokens", minimum=1,
         maximum=1 << 27, unit="tokens", group="workload", aliases=("max-model-len", "ctx-size", "context-length", "seq"))
-    prompt: int | None = option(None, "Tokens of the prompt that prefill processes at once", kind="tokens", minimum=1,
+    prompt: int | None = option(None, "Tokens of the prompt (of an encoder-decoder: of the source)", kind="tokens", minimum=1,
         maximum=1 << 27,
         unit="tokens", group="workload", aliases=("prompt-length", "prefill"))
+    prefill_chunk: int | None = option(None, "Tokens of the prompt that prefill processes at once; all of them if not given",
+        kind="tokens", minimum=1, maximum=1 << 27, unit="tokens", group="workload",
+        aliases=("prefill-chunk-size", "max-num-batched-tokens", "chunked-prefill-size"))
+    target_seq: int | None = option(None, "Longest output of an encoder-decoder", kind="tokens", minimum=1, maximum=1 << 27,
+        unit="tokens", group="workload", aliases=("max-target-length",))
     concurrency: int = option(1, "Sequences served at the same time", kind="tokens", minimum=1, maximum=1 << 24, unit="sequences",
         group="workload", aliases=("max-num-seqs", "batch", "parallel"))
     weight_dtype: str | None = option(None, "Format in which unquantised weights are loaded", kind="choice", choices=DTYPES,
@@ -172,6 +177,8 @@ class Inference(Options):
         group="cache", aliases=("kv-cache-dtype", "cache-type-k"),
         choice_aliases={"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "8": "int8", "4": "int4", "16": "bf16",
                         "bfloat16": "bf16", "float16": "fp16"})
+    cache: str = option("dynamic", "KV cache that grows by concatenation, or buffers for the whole context", kind="choice",
+        choices=("dynamic", "static"), group="cache", aliases=("cache-implementation",))
     attention: str = option("sdpa", "Attention implementation", kind="choice", choices=("flash", "sdpa", "eager"),
         group="kernels", aliases=("attn", "attn-implementation"), choice_aliases={"flash_attention_2": "flash", "fa2": "flash"})
     mixer_kernels: str = option("torch", "State spaces and gated delta rules: transformers' own torch code, or fused kernels",

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from memfit.account import finetuning, overheads
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
-from memfit.account.intervals import EXACT, WIDTHS, bounds, combine
+from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, working_width
 from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
-from memfit.account.serving import ServingPolicy, compile_serving
+from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.states import state_bytes, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
 from memfit.job import Inference, Job, Training
@@ -31,16 +31,11 @@ class Compiled(NamedTuple):
 
     profile: Profile
     kernels: KernelPolicy
-    numbers: Numbers
-    step: Numbers
+    numbers: tuple[Numbers, ...]
+    """Those of a step of training; of inference, in the order of `account.serving.PROMPT` and the names after it."""
     workspace: Overhead
     host_bytes: int
     optimizer: Optimizer | None = None
-
-    @property
-    def adapters(self) -> bool | None:
-        """`None` without adapters, else whether their base is quantised."""
-        return None if self.kernels.adapter is None else self.kernels.quantized is not None
 
     @property
     def widths(self) -> tuple[int, int] | None:
@@ -79,29 +74,56 @@ def chunks_of(model: Model, tokens: int) -> int:
 def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = training_policies(job, workload)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
-    numbers = Numbers(workload.batch, seq, seq, workload.target_seq or 0, chunks_of(job.model, seq))
+    target = workload.target_seq or 0
+    numbers = Numbers(workload.batch, seq, seq, target, target, chunks=chunks_of(job.model, seq))
     evaluated = numbers if workload.eval_batch is None else numbers._replace(sequences=workload.eval_batch)
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = _training_profile(job.model, kernels, policy)
-    return Compiled(profile, kernels, numbers, evaluated, workspace_of(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, (numbers, evaluated), workspace_of(job, training=True), host, policy.optimizer)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
+    model = job.model
+    context = workload.context or 1
+    numbers = _inference_numbers(job, workload)
     kernels = inference_kernels(job, workload)
-    prompt, context = workload.prompt or 1, workload.context or 1
     workspace = workspace_of(job, training=False)
-    policy = ServingPolicy(workload.kv_dtype or kernels.precision.weight, workspace.bytes)
-    sequences = workload.concurrency
-    return Compiled(
-        _serving_profile(job.model, kernels, policy),
-        kernels,
-        Numbers(sequences, prompt, prompt, 0, chunks_of(job.model, prompt)),
-        Numbers(sequences, 1, context, 0, chunks_of(job.model, 1)),
-        workspace,
-        0,
+    policy = ServingPolicy(
+        kv_dtype=workload.kv_dtype or kernels.precision.weight,
+        workspace=workspace.bytes,
+        cache=workload.cache,
+        chunked=len(numbers) > LAST_CHUNK,
+        decode_windows=tuple(window for window in model.windows if window <= context),
     )
+    return Compiled(_serving_profile(model, kernels, policy), kernels, numbers, workspace, 0)
+
+
+def _inference_numbers(job: Job, workload: Inference) -> tuple[Numbers, ...]:
+    """Those of the prompt and of a decoding step; in chunks, of the first, of the last full one, and of the rest.
+
+    The full chunk before the rest may take more than the rest, which sees more keys.
+    """
+    b, prompt, context = workload.concurrency, workload.prompt or 1, workload.context or 1
+    if job.model.encoder_decoder:
+        step = Numbers(b, prompt, prompt, 1, workload.target_seq or 1)
+        return step._replace(target_keys=1), step
+    if not (job.model.caches or job.model.states):
+        return (Numbers(b, prompt, prompt),)
+    static = workload.cache == "static"
+    step = Numbers(b, 1, context, chunks=chunks_of(job.model, 1))
+
+    def chunk(tokens: int, end: int) -> Numbers:
+        keys, reach = (context, 1) if static else (end, tokens)
+        return Numbers(b, tokens, keys, reach=reach, chunks=chunks_of(job.model, tokens))
+
+    size = min(workload.prefill_chunk or prompt, prompt)
+    if size == prompt:
+        return chunk(prompt, prompt), step
+    rest = prompt % size or size
+    full = chunk(size, prompt - rest) if prompt - rest > size else chunk(rest, prompt)
+    return chunk(size, size), step, full, chunk(rest, prompt)
 
 
 def least_bytes(job: Job) -> int:
@@ -123,23 +145,22 @@ class _Binding(NamedTuple):
     counts: tuple[int, ...]
 
 
-def _evaluated(compiled: Compiled) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-    """Bytes of every moment, and the counts of long and short ones."""
+def _evaluated(compiled: Compiled) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Bytes of every moment, and the counts of each of the job's numbers."""
     profile = compiled.profile
-    counts = monomials(compiled.numbers, profile.windows)
-    short = counts if compiled.step is compiled.numbers else monomials(compiled.step, profile.windows)
-    return moment_bytes(profile, counts, short), counts, short
+    counts = [monomials(one, profile.windows) for one in compiled.numbers]
+    return moment_bytes(profile, counts), counts
 
 
 def _binding_moments(compiled: Compiled) -> list[_Binding]:
     """The largest moment of every phase, in order of appearance."""
-    values, counts, short = _evaluated(compiled)
+    values, counts = _evaluated(compiled)
     best: dict[str, tuple[int, Moment]] = {}
     for one, allocated in zip(compiled.profile.moments, values, strict=True):
         found = best.get(one.phase)
         if found is None or allocated > found[0]:
             best[one.phase] = (allocated, one)
-    return [_Binding(one, allocated, short if one.short else counts) for allocated, one in best.values()]
+    return [_Binding(one, allocated, counts[one.numbers]) for allocated, one in best.values()]
 
 
 def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
@@ -167,7 +188,7 @@ def estimate(job: Job) -> Estimate:
         "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
         "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
     }
-    counts = monomials(compiled.numbers, compiled.profile.windows)
+    counts = monomials(compiled.numbers[0], compiled.profile.windows)
     training = bool(compiled.profile.kept)
     rank = _ComputedRank(
         rank="0",
@@ -193,10 +214,12 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
     workspace = compiled.workspace
     parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values()) if one.low != one.high]
     uncertainty = job.model.relative_uncertainty
-    for name, value in at_peak.items():
-        if name != "workspace" and (uncertainty or name not in EXACT):
-            low, high = bounds(name, value, uncertainty, compiled.adapters, compiled.widths)
-            parts.append((value, low, high))
+    working = working_width(job, compiled.widths)
+    if uncertainty:
+        sizes = {name: value for name, value in at_peak.items() if name != "workspace"}
+    else:  # one residual speaks for all that operations take: their errors go together
+        sizes = {WORKING_SET[0]: sum([at_peak.get(name, 0) for name in WORKING_SET])}
+    parts += [(value, *bounds(name, value, uncertainty, working)) for name, value in sizes.items()]
     reserved = binding.allocated + outside["fragmentation"].bytes
     total = reserved + outside["context"].bytes
     low, high, safe = combine(total, parts, certain_model=not uncertainty)
@@ -260,21 +283,21 @@ def _details(
     phases = _phases(compiled, bindings)
     known = {"workspace": compiled.workspace, **outside}
     largest = {name: one.bytes for name, one in outside.items()}
-    values, counts, short = _evaluated(compiled)
+    values, counts = _evaluated(compiled)
     for moment, allocated in zip(compiled.profile.moments, values, strict=True):
-        binding = _Binding(moment, allocated, short if moment.short else counts)
+        binding = _Binding(moment, allocated, counts[moment.numbers])
         for name, value in _components(compiled, binding).items():
             if value > largest.get(name, 0):
                 largest[name] = value
-    uncertainty = job.model.relative_uncertainty
+    uncertainty, working = job.model.relative_uncertainty, working_width(job, compiled.widths)
     table = []
     for name, value in sorted(largest.items(), key=lambda pair: -pair[1]):
         overhead = known.get(name)
         if overhead is not None:
             low, high, basis = overhead.low, overhead.high, "assumed" if overhead.low != overhead.high else "exact"
         else:
-            low, high = bounds(name, value, uncertainty, compiled.adapters, compiled.widths)
-            basis = "assumed" if uncertainty else WIDTHS[name].basis
+            low, high = bounds(name, value, uncertainty, working)
+            basis = "assumed" if uncertainty else WIDTHS.get(name, working).basis
         now = outside[name].bytes if name in outside else at_peak.get(name, 0)
         table.append(
             Component(
@@ -300,7 +323,8 @@ def _cache_use(job: Job, compiled: Compiled) -> CacheUse | None:
     profile = compiled.profile
     if not isinstance(workload, Inference) or not (profile.cache or profile.state):
         return None
-    context = workload.context or 1
-    now, before = (amount(profile.cache, monomials(Numbers(1, 1, length), profile.windows)) for length in (context, context - 1))
-    state = amount(profile.state, monomials(Numbers(1, 1, 1), profile.windows))
+    last = compiled.numbers[STEP]._replace(sequences=1)
+    earlier = last._replace(keys=last.keys - 1, target_keys=last.target_keys - 1)
+    now, before = (amount(profile.cache, monomials(one, profile.windows)) for one in (last, earlier))
+    state = amount(profile.state, monomials(last, profile.windows))
     return CacheUse(bytes_per_token=now - before, bytes_per_sequence=now, state_bytes_per_sequence=state)

@@ -39,14 +39,18 @@ class EvaluationPolicy(NamedTuple):
     """Gradients are accumulated over micro-batches, and freed before it begins."""
 
 
+BATCH = 1
+"""Which of the job's numbers the moments are evaluated at: the second, those of an evaluation batch."""
+
+
 def evaluation_moments(model: Model, kernels: KernelPolicy, policy: EvaluationPolicy, resident: Form) -> tuple[Moment, ...]:
     """The largest states, for the numbers of an evaluation batch; `resident` is there all the time."""
     kernels = kernels._replace(evaluating=True, one_sequence=kernels.one_sequence and policy.one_sequence)
     collected = _collected(model, kernels, policy)
     base = resident + collected
-    states = [("evaluate", f"evaluation, {where}", base + state, True) for where, state in _forward(model, kernels)]
+    states = [("evaluate", f"evaluation, {where}", base + state, BATCH) for where, state in _forward(model, kernels)]
     if policy.joined:
-        states.append(("evaluate", "joining collected logits", base + as_temporary(collected), True))
+        states.append(("evaluate", "joining collected logits", base + as_temporary(collected), BATCH))
     return tuple([moment._replace(alone=True) for moment in pruned(states)])
 
 

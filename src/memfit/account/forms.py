@@ -8,7 +8,7 @@ the count of its axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from memfit.account.estimate import COMPONENTS
@@ -25,8 +25,8 @@ _NEAR = ("activations", "temporary", "logits", "gradients", "kv_cache", "recurre
 """Components whose fields come first, axis by axis; those of others lie beyond all of these, so that most integers are short."""
 _COMMON = (ONCE, TOKEN, POSITION, PAIR)
 """Axes that most blocks have, before the others for the same reason."""
-NUM_AXES = 24
-"""The fixed axes, and one for each distinct sliding window."""
+NUM_AXES = 32
+"""The fixed axes, and two for each distinct sliding window: its keys, and its scores."""
 _ORDER = (*_COMMON, *[axis for axis in range(NUM_AXES) if axis not in _COMMON])
 _PLACES = tuple([_ORDER.index(axis) for axis in range(NUM_AXES)])
 _FAR = tuple([name for name in COMPONENTS if name not in _NEAR])
@@ -49,8 +49,8 @@ def form(component: int, axis: int, num_bytes: int) -> Form:
     return (num_bytes << _FIELD * field) + (num_bytes << _FIELD * place)
 
 
-UNITS = tuple([tuple([form(component, axis, 1) for axis in range(NUM_AXES)]) for component in range(4)])
-"""The form of one byte, by axis, of activations, temporary, logits and gradients."""
+UNITS = tuple([tuple([form(component, axis, 1) for axis in range(NUM_AXES)]) for component in range(5)])
+"""The form of one byte, by axis, of activations, temporary, logits, gradients and the KV cache."""
 _MASK = (1 << _FIELD) - 1
 _SUMS = (1 << _FIELD * NUM_AXES) - 1
 _HIGHEST = tuple([sum([1 << _FIELD * place + _FIELD - 1 for place in range(axes + 1)]) for axes in range(NUM_AXES)])
@@ -72,6 +72,12 @@ def parts(of: Form) -> tuple[tuple[str, int, int], ...]:
             order, component = divmod(place - _FIRST_FAR, len(_FAR))
             found.append((_FAR[component], _ORDER[order], value))
     return tuple(found)
+
+
+def moved(of: Form, axes: Mapping[int, int]) -> Form:
+    """The same bytes, counted by other axes: {from: to}."""
+    components = (*_NEAR, *_FAR)
+    return sum([form(components.index(name), axes.get(axis, axis), num_bytes) for name, axis, num_bytes in parts(of)])
 
 
 def as_temporary(of: Form) -> Form:

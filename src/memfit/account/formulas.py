@@ -91,7 +91,7 @@ _KEPT: dict[str, Callable[[Checkpointing, int], str]] = {
 
 
 def _activations(job: Job, compiled: Compiled) -> str:
-    b, s = compiled.numbers.sequences, compiled.numbers.tokens
+    b, s = compiled.numbers[0].sequences, compiled.numbers[0].tokens
     workload = job.workload
     if isinstance(workload, Inference):
         element = DTYPE_BYTES[compiled.kernels.precision.weight]
@@ -104,7 +104,7 @@ def _activations(job: Job, compiled: Compiled) -> str:
 
 
 def _logits(job: Job, compiled: Compiled) -> str:
-    numbers = compiled.numbers
+    numbers = compiled.numbers[0]
     b, s = numbers.sequences, numbers.targets if job.model.encoder_decoder else numbers.tokens
     if isinstance(job.workload, Inference) and compiled.kernels.logits_last:
         return f"{b:,} positions x {job.model.vocab_size:,} entries"
@@ -118,6 +118,11 @@ def _cache(job: Job, compiled: Compiled) -> str:
     assert isinstance(workload, Inference)
     model = job.model
     per_element = KV_BYTES_X2[workload.kv_dtype or "bf16"] / 2
+    if model.encoder_decoder:
+        width = model.caches[0][0].elements_per_token
+        decoder = sum(count for _, count in model.caches) // 2
+        tokens = f"({workload.prompt or 0:,} source + {workload.target_seq or 0:,} target tokens)"
+        return f"{workload.concurrency:,} x {tokens} x {decoder} layers x {width:,} x {per_element:g} B"
     layers = " + ".join(
         f"{count} layers x {cache.elements_per_token:,}" + (f" (last {cache.window:,} tokens)" if cache.window else "")
         for cache, count in model.caches
@@ -149,15 +154,18 @@ def _temporary(job: Job, compiled: Compiled) -> str:
 
 
 def _inputs(job: Job, compiled: Compiled) -> str:
-    b, s = compiled.numbers.sequences, compiled.numbers.tokens
+    b, s = compiled.numbers[0].sequences, compiled.numbers[0].tokens
     labels = " and labels" if isinstance(job.workload, Training | FineTuning) else ""
     if job.model.pixels:
         return f"{b:,} x {job.model.pixels:,} pixels x {DTYPE_BYTES[compiled.kernels.precision.weight]} B{labels}"
+    if isinstance(job.workload, Inference) and job.model.caches:
+        return f"{b:,} x {job.workload.context or s:,} ids" + ("" if job.model.encoder_decoder else " and positions") + " x 8 B"
     return f"{b:,} x {s:,} ids{labels} x 8 B"
 
 
 _LOSSES = {
     "eager": "their fp32 copies and gradients",
+    "in-place": "their fp32 copies, which become their gradients",
     "chunked-output": "their log-softmax in fp32, gradients in chunks",
     "chunked": "their log-softmax in fp32, chunk by chunk",
     "fused": "a chunk at a time",

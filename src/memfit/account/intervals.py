@@ -1,12 +1,21 @@
 """How far a component may be off: shares below and above, at 90 %, with the basis that the answer states.
 
-Exact rows follow from shapes and formats; modelled ones were compared with traced runs (docs/accuracy.md); assumed ones were not.
+Exact rows follow from shapes and formats. What operations take while they run was compared with traced and measured runs; the
+widths come from those residuals, as data (`memfit.validate.widths` makes the file, docs/accuracy.md shows it).
 """
 
 from __future__ import annotations
 
+import json
+import os
+from functools import cache
 from math import isqrt
 from typing import NamedTuple
+
+from memfit.job import FineTuning, Inference, Job
+from memfit.runtimes import DEFAULT_RUNTIME
+
+_DATA = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data", "interval_widths.json")
 
 
 class Width(NamedTuple):
@@ -17,29 +26,52 @@ class Width(NamedTuple):
     basis: str
 
 
-WIDTHS = {
-    "weights": Width(0, 0, "exact"),
-    "gradients": Width(0, 0, "exact"),
-    "master_weights": Width(0, 0, "exact"),
-    "optimizer_states": Width(0, 0, "exact"),
-    "kv_cache": Width(0, 0, "exact"),
-    "recurrent_state": Width(0, 0, "exact"),
-    "inputs": Width(0, 0, "exact"),
-    "activations": Width(2, 2, "modelled"),
-    "logits": Width(2, 2, "modelled"),
-    "temporary": Width(15, 15, "modelled"),
-}
-"""By component; context, workspace and fragmentation carry their own bounds (`account.overheads`)."""
+WORKING_SET = ("activations", "logits", "temporary")
+"""Components that come from the operations: one residual speaks for all of them, so their errors go together."""
 
-EXACT = frozenset(name for name, width in WIDTHS.items() if not (width.below or width.above))
+WIDTHS = {
+    name: Width(0, 0, "exact")
+    for name in ("weights", "gradients", "master_weights", "optimizer_states", "kv_cache", "recurrent_state", "inputs")
+}
+"""Components without a width; context, workspace and fragmentation carry their own bounds (`account.overheads`)."""
+
+EXACT = frozenset(WIDTHS)
 """Components that add nothing to the error of a sum, unless the model itself is uncertain."""
 
-ADAPTER_WIDTHS = {False: (5, 20), True: (5, 60)}
-"""Percent below and above for activations, logits and temporaries beside adapters, over a 16-bit and over a quantised base.
+UNKNOWN = Width(15, 60, "modelled")
+"""For a kind of job of which no run is known: as wide as the widest that are."""
 
-Published LoRA and QLoRA runs differ in what their programs do beside the model: copies of shifted logits, the upcast of norms and
-head for k-bit training, inputs kept by older 4-bit kernels. The residuals stand in docs/accuracy.md.
-"""
+ANY = "*"
+
+
+@cache
+def _measured() -> dict[tuple[str, str], Width]:
+    """(runtime, kind) -> width, from the data file."""
+    with open(_DATA, encoding="utf-8") as file:
+        rows = json.load(file)["widths"]
+    return {(row["runtime"], row["kind"]): Width(row["below"], row["above"], "modelled") for row in rows}
+
+
+def kind_of(job: Job) -> str:
+    """What residuals are pooled by: train | adapters | quantized-adapters | inference | quantized-inference."""
+    workload = job.workload
+    if isinstance(workload, Inference):
+        return "inference" if workload.quantization in (None, "none") else "quantized-inference"
+    if isinstance(workload, FineTuning) and workload.method != "full":
+        return "quantized-adapters" if workload.method == "qlora" else "adapters"
+    return "train"
+
+
+def working_width(job: Job, least: tuple[int, int] | None = None) -> Width:
+    """The width of the working set of a job: its runtime's own where enough runs are known, else that of all runtimes.
+
+    `least`: percent below and above of a kernel set that no run was compared with.
+    """
+    known, kind = _measured(), kind_of(job)
+    runtime = (job.overheads.runtime or DEFAULT_RUNTIME.name).partition("@")[0]
+    found = known.get((runtime, kind)) or known.get((ANY, kind)) or UNKNOWN
+    return found if least is None else Width(max(found.below, least[0]), max(found.above, least[1]), found.basis)
+
 
 SAFE_OVER_HIGH_PERCENT = 142
 """The one-sided 99 % bound lies 2.326 / 1.645 times as far out as the two-sided 90 % bound (normal errors)."""
@@ -51,24 +83,9 @@ COUNT_CERTAINTY = 5
 """How much surer a stated number of parameters is than dimensions typical for it: models sold as 70B have 68.98B to 72.7B."""
 
 
-def bounds(
-    name: str,
-    value: int,
-    model_uncertainty: float,
-    adapters: bool | None = None,
-    kernels: tuple[int, int] | None = None,
-) -> tuple[int, int]:
-    """Low and high of one component; an uncertain model widens all that follow from it.
-
-    `adapters`: `None` without, else whether their base is quantised. `kernels`: the least widths of a kernel set that no run was
-    compared with.
-    """
-    width = WIDTHS[name]
-    below, above = width.below, width.above
-    if adapters is not None and width.basis == "modelled":
-        below, above = ADAPTER_WIDTHS[adapters]
-    if kernels is not None and width.basis == "modelled":
-        below, above = max(below, kernels[0]), max(above, kernels[1])
+def bounds(name: str, value: int, model_uncertainty: float, working: Width) -> tuple[int, int]:
+    """Low and high of one component; `working`: the width of what operations take. An uncertain model widens all."""
+    below, above, _ = WIDTHS.get(name, working)
     if model_uncertainty:
         extra = round(model_uncertainty * 100 / (COUNT_CERTAINTY if name in FROM_THE_COUNT else 1))
         below, above = min(below + extra, 100), above + extra

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.account.crossing import Accumulation, BlockMemory, Provided, Read
-from memfit.account.forms import ACTIVATIONS, GRADIENTS, LOGITS, TEMPORARY, UNITS, ZERO, Form, form, largest
+from memfit.account.forms import ACTIVATIONS, GRADIENTS, KV_CACHE, LOGITS, TEMPORARY, UNITS, ZERO, Form, form, largest
 from memfit.kernels.lowering import Lowered
 from memfit.kernels.tape import Node, Size, Tensor
 from memfit.model.description import ONCE
@@ -60,8 +60,8 @@ def _plan(lowered: Lowered, *, grad: bool, chosen: frozenset[int] = frozenset(),
             saved[storage] += 1
     casts = {one.storage for one in tape.cached_casts.values()}
     source = lowered.input.storage
-    returned = {one.storage for one in tape.returned}
-    stays = {lowered.output.storage, *casts, *returned, *[one.storage for _, one in lowered.provided]}
+    returned, cached = {one.storage for one in tape.returned}, tape.cached
+    stays = {lowered.output.storage, *casts, *returned, *cached, *[one.storage for _, one in lowered.provided]}
     if lowered.logits is not None:
         stays.add(lowered.logits.storage)
     if lowered.input_held:
@@ -71,7 +71,9 @@ def _plan(lowered: Lowered, *, grad: bool, chosen: frozenset[int] = frozenset(),
     born, dies = [0] * len(tape.nodes), [0] * len(tape.nodes)
     storages: list[Form] = []
     for storage, (axis, num_bytes) in enumerate(sizes):
-        if storage >= first_logits and axis != ONCE:
+        if storage in cached:
+            component = KV_CACHE
+        elif storage >= first_logits and axis != ONCE:
             component = LOGITS
         elif (saved[storage] and storage not in casts) or storage in returned:
             component = ACTIVATIONS

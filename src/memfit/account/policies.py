@@ -142,9 +142,10 @@ def inference_kernels(job: Job, workload: Inference) -> KernelPolicy:
         training=False,
         train_all=False,
         binding_windows=tuple(window for window in job.model.windows if window <= prompt),
+        one_sequence=workload.concurrency == 1 and (workload.attention == "eager" or job.model.one_sequence_differs),
         quantized=None if quantization == "none" else QUANTIZED[quantization],
         device_capability=_capability(job),
         fused_mixers=workload.mixer_kernels == "fused",
         logits_last=workload.logits == "last" and job.model.kind == "decoder",
-        generating=job.model.kind == "decoder" and job.model.loss == "causal-lm",
+        generating=job.model.loss in ("causal-lm", "seq2seq-lm"),
     )

@@ -6,7 +6,7 @@ the axis' count, so the peak of a phase is a maximum over a few such sums: exact
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from memfit.account.forms import Form, largest, parts, per_axis
@@ -18,13 +18,16 @@ Terms = tuple[tuple[int, int], ...]
 class Numbers(NamedTuple):
     """The run's numbers, integers or integer arrays: sequences, tokens processed at once of each, tokens attended to of each.
 
-    `targets`: tokens of the target of each, where there is an encoder and a decoder.
+    `targets`, `target_keys`: the same two of the target, where there is an encoder and a decoder. `reach`: how many tokens at the
+    end of the keys look back through a sliding window, so that its layers attend to min(keys, window - 1 + reach) tokens.
     """
 
     sequences: Any
     tokens: Any
     keys: Any
     targets: Any = 0
+    target_keys: Any = 0
+    reach: Any = 1
     chunks: Any = 0
     """Chunks of each, where layers scan by chunks."""
 
@@ -36,8 +39,9 @@ class Moment(NamedTuple):
     where: str
     form: Form
     total: Terms
-    short: bool = False
-    """With the numbers of a step: one token of each sequence, not the prompt; in training those of an evaluation batch."""
+    numbers: int = 0
+    """At which of the job's numbers it is evaluated: the prompt, a decoding step, a chunk; in training the batch, or that of an
+    evaluation."""
     alone: bool = False
     """What is always there is not added: it is not there yet (loading), or in the form (evaluation, which frees a part)."""
 
@@ -65,14 +69,17 @@ class Profile(NamedTuple):
 
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:
-    """The count of each axis, in the order of `AXES`, and b min(k, w) for each window w."""
-    b, s, k, t, n = numbers
-    pairs, target_pairs, cross_pairs = s * k, t * t, t * s
+    """The count of each axis, in the order of `AXES`, then b n for each window w, then b s n, with n = min(k, w - 1 + reach)."""
+    b, s, k, t, u, reach, n = numbers
+    pairs, target_pairs, cross_pairs = s * k, t * u, t * s
     counts = (
         1, s, b, b * s, b * k, pairs, b * pairs, t, b * t, target_pairs, cross_pairs, b * target_pairs, b * cross_pairs,
-        b * n, b * n * (n > 1), b * (n - (n > 0)), b * (n == 1), b * (s - 1),
+        b * u, b * n, b * n * (n > 1), b * (n - (n > 0)), b * (n == 1), b * (s - 1),
     )  # fmt: skip
-    return counts if not windows else (*counts, *[b * (k + window - maximum(k, window)) for window in windows])
+    if not windows:
+        return counts
+    seen = [b * (k + beyond - maximum(k, beyond)) for beyond in [window - 1 + reach for window in windows]]
+    return (*counts, *seen, *[s * one for one in seen])
 
 
 def amount(terms: Terms, counts: tuple[Any, ...]) -> Any:
@@ -91,16 +98,13 @@ def components(form: Form, counts: tuple[int, ...]) -> dict[str, int]:
     return found
 
 
-def moment_bytes(profile: Profile, counts: tuple[Any, ...], short: tuple[Any, ...]) -> list[Any]:
-    """Allocated bytes of every moment; `counts` and `short` are the monomials of the prompt and of one step."""
-    static = amount(profile.static_total, counts)
-    static_short = static if short is counts else amount(profile.static_total, short)
+def moment_bytes(profile: Profile, counts: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Allocated bytes of every moment; `counts` are the monomials of each of the job's numbers."""
+    static = [amount(profile.static_total, one) for one in counts]
     found = []
     for moment in profile.moments:
-        if moment.short:
-            total, of = 0 if moment.alone else static_short, short
-        else:
-            total, of = 0 if moment.alone else static, counts
+        of = counts[moment.numbers]
+        total = 0 if moment.alone else static[moment.numbers]
         for axis, coefficient in moment.total:
             total = total + coefficient * of[axis]
         found.append(total)
@@ -114,16 +118,12 @@ class Evaluation(NamedTuple):
     peak: Any
 
 
-def evaluate(
-    profile: Profile, prompt: Numbers, step: Numbers | None = None, maximum: Callable[[Any, Any], Any] = max
-) -> Evaluation:
+def evaluate(profile: Profile, *numbers: Numbers, maximum: Callable[[Any, Any], Any] = max) -> Evaluation:
     """Allocated bytes of every moment and their maximum.
 
-    Takes plain integers, or integer arrays with an element-wise `maximum` (numpy.maximum). `step`: numbers of the short moments.
+    Takes plain integers, or integer arrays with an element-wise `maximum` (numpy.maximum). `numbers`: those that moments name.
     """
-    counts = monomials(prompt, profile.windows, maximum)
-    short = counts if step is None else monomials(step, profile.windows, maximum)
-    values = moment_bytes(profile, counts, short)
+    values = moment_bytes(profile, [monomials(one, profile.windows, maximum) for one in numbers])
     peak = values[0]
     for value in values[1:]:
         peak = maximum(peak, value)
@@ -135,15 +135,15 @@ def loading(form: Form) -> Moment:
     return Moment("load", "weights", form, per_axis(form), alone=True)
 
 
-def pruned(candidates: list[tuple[str, str, Form, bool]]) -> tuple[Moment, ...]:
+def pruned(candidates: Sequence[tuple[str, str, Form, int]]) -> tuple[Moment, ...]:
     """Moments in order, without those that another of the same phase equals or exceeds on every axis, whatever the numbers."""
-    phases: dict[tuple[str, bool], dict[Form, str]] = {}
-    for phase, where, one, short in candidates:
-        phases.setdefault((phase, short), {}).setdefault(one, where)
+    phases: dict[tuple[str, int], dict[Form, str]] = {}
+    for phase, where, one, numbers in candidates:
+        phases.setdefault((phase, numbers), {}).setdefault(one, where)
     return tuple(
         [
-            Moment(phase, named[one], one, per_axis(one), short)
-            for (phase, short), named in phases.items()
+            Moment(phase, named[one], one, per_axis(one), numbers)
+            for (phase, numbers), named in phases.items()
             for one in largest(named)
         ]
     )

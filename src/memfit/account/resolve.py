@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memfit.account import finetuning, overheads
+from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
 from memfit.errors import UsageError
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
@@ -15,7 +15,6 @@ from memfit.runtimes import DEFAULT_RUNTIME, Runtime, find_runtime
 from memfit.units import format_count, format_gib
 
 TYPICAL_SEQUENCE = 4096
-TYPICAL_CONTEXT = 8192
 _DEFAULTS_WORTH_SAYING = {
     "batch": "one sequence at a time",
     "concurrency": "one sequence at a time",
@@ -174,34 +173,15 @@ def _lacks_bf16(job: Job) -> bool:
     return bool(native) and "bf16" not in native
 
 
-def _resolve_lengths(model: Model, workload: Inference, choices: Choices) -> None:
-    """Context and prompt of text."""
-    longest = model.max_positions or TYPICAL_CONTEXT
-    context = workload.context
-    if context is None:
-        context = (
-            min(longest, TYPICAL_CONTEXT) if workload.prompt is None else max(min(longest, TYPICAL_CONTEXT), workload.prompt)
-        )
-        choices.assume("context", context, f"the model's maximum is {longest:,}")
-    if workload.prompt is None:
-        choices.assume("prompt", context, "the worst case: prompts as long as the context, processed at once")
-    elif workload.prompt > context:
-        raise UsageError(
-            f"--prompt {workload.prompt} is longer than --context {context}, which counts prompt and generated tokens together"
-        )
-
-
 def _resolve_inference(job: Job, workload: Inference, choices: Choices) -> None:
     model = job.model
-    if model.encoder_decoder:
-        raise UsageError(
-            f"{model.name}: inference of an encoder-decoder ({model.family}) is not counted yet: its cache holds source and "
-            "target tokens apart. train and finetune are counted"
-        )
     if model.pixels:
         choices.changes["context"] = choices.changes["prompt"] = model.tokens_per_image
+    elif model.encoder_decoder:
+        lengths.resolve_source_and_target(model, workload, choices)
     else:
-        _resolve_lengths(model, workload, choices)
+        lengths.resolve_lengths(model, workload, choices)
+    lengths.check_cache(model, workload)
     dtype = workload.weight_dtype
     if dtype is None:
         dtype = model.dtype if model.dtype in DTYPES else model.facts.get("published_dtype", "bf16")

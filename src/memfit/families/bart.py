@@ -59,6 +59,7 @@ class _Parts:
             axis=TARGET_POSITION if decoder else TOKEN,
             ids="made",
         )
+        b.provide(f"{stack} position embeddings", places)  # the stack's own name for them
         x = b.layer_norm(f"model.{stack}.layernorm_embedding", b.add(words, places))
         return Segment((b.done(b.dropout(x, self.dropout)),), role="embedding")
 
@@ -76,7 +77,7 @@ class _Parts:
             causal=causal,
             dropout=self.attention_dropout,
             softmax_dtype=None,
-            cached=False,
+            cached=x.axis == TARGET_TOKEN,
         )
         attended = b.linear(f"{name}.out_proj", context, self.hidden, bias=True, split="row")
         b.until_here(q, k, v)

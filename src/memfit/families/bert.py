@@ -43,10 +43,13 @@ def encoder_layer(hidden: int, heads: int, ffn: int, activation: str, dropout: f
     b.until_here(q, k, v)
     attended = b.dropout(b.linear("attention.output.dense", context, hidden, bias=True, split="row"), dropout)
     x = b.layer_norm("attention.output.LayerNorm", b.add(attended, x))
+    b.until_here(context, attended)
 
     inner = b.activation(activation, b.linear("intermediate.dense", x, ffn, bias=True))
     mixed = b.dropout(b.linear("output.dense", inner, hidden, bias=True, split="row"), dropout)
-    return b.done(b.layer_norm("output.LayerNorm", b.add(mixed, x)))
+    out = b.layer_norm("output.LayerNorm", b.add(mixed, x))
+    b.until_here(x, inner, mixed)
+    return b.done(out)
 
 
 def _head(

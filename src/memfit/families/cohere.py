@@ -37,7 +37,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     if config.flag("use_qk_norm", False):
         q = layer_norm_fp32(b, "self_attn.q_norm", q, heads=heads)
         k = layer_norm_fp32(b, "self_attn.k_norm", k, heads=kv_heads)
-    q, k = b.rotary(q, k, head_dim=head_dim, in_fp32=True, cast_back=True)
+    q, k = b.rotary(q, k, head_dim=head_dim, in_fp32="named", cast_back=True)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, dropout=dropout)
     attended = b.linear("self_attn.o_proj", context, hidden, bias=bias, split="row")
     b.until_here(q, k, v)

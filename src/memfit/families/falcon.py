@@ -63,7 +63,7 @@ def _read(config: ConfigView) -> _Shape:
     )
 
 
-def _query_key_value(b: BlockBuilder, shape: _Shape, x: Value) -> tuple[Value, Value, Value]:
+def _query_key_value(b: BlockBuilder, shape: _Shape, x: Value) -> tuple[Value, tuple[Value, Value, Value]]:
     """The fused projection and its parts: views, or copies where a single head is picked by an index list."""
     head_dim = shape.hidden // shape.heads
     kv_width = shape.kv_heads * head_dim
@@ -76,7 +76,7 @@ def _query_key_value(b: BlockBuilder, shape: _Shape, x: Value) -> tuple[Value, V
         if shape.new:
             q = ops.expanded(b, q, shape.hidden)
             k, v = ops.expanded(b, k, shape.hidden), ops.expanded(b, v, shape.hidden)
-    return q, k, v
+    return fused, (q, k, v)
 
 
 def _layer(shape: _Shape) -> Block:
@@ -84,7 +84,7 @@ def _layer(shape: _Shape) -> Block:
     two = shape.new and shape.norms == 2
     normed = b.layer_norm("ln_attn" if two else "input_layernorm", b.input)
     second = b.layer_norm("ln_mlp", b.input) if two else normed
-    q, k, v = _query_key_value(b, shape, normed)
+    fused, (q, k, v) = _query_key_value(b, shape, normed)
     if not shape.alibi:
         q, k = b.rotary(q, k, head_dim=shape.hidden // shape.heads)
     context = ops.attention(
@@ -99,7 +99,7 @@ def _layer(shape: _Shape) -> Block:
         alibi=shape.alibi,
     )
     attended = ops.product(b, "self_attention.dense", context, shape.hidden, bias=shape.bias, split="row")
-    b.until_here(q, k, v)
+    b.until_here(fused, q, k, v)
     residual = b.input
     if not shape.new and not shape.parallel:
         residual = b.add(b.input, b.dropout(attended, shape.attention_dropout))

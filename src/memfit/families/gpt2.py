@@ -14,10 +14,10 @@ from memfit.model import POSITION, Block, BlockBuilder, Segment
 
 def _embedding(vocab: int, positions: int, hidden: int, dropout: float) -> Segment:
     b = BlockBuilder("embedding", 1)
-    x = b.add(
-        b.embedding("transformer.wte", vocab, hidden),
-        b.embedding("transformer.wpe", positions, hidden, axis=POSITION, ids="positions"),
-    )
+    words = b.embedding("transformer.wte", vocab, hidden)
+    places = b.embedding("transformer.wpe", positions, hidden, axis=POSITION, ids="positions")
+    b.provide("position embeddings", places)  # the backbone's own name for them
+    x = b.add(words, places)
     return Segment((b.done(b.dropout(x, dropout)),), role="embedding")
 
 

@@ -52,10 +52,10 @@ def build(config: ConfigView, architecture: str) -> Description:
     vocab, positions = config.size("vocab_size", 50257), config.size("n_positions", 1024)
     layer = _layer(config, hidden, heads, kv_heads)
     b = BlockBuilder("embedding", 1)
-    x = b.add(
-        b.embedding("transformer.wte", vocab, hidden),
-        b.embedding("transformer.wpe", positions, hidden, axis=POSITION, ids="positions"),
-    )
+    words = b.embedding("transformer.wte", vocab, hidden)
+    places = b.embedding("transformer.wpe", positions, hidden, axis=POSITION, ids="positions")
+    b.provide("position embeddings", places)  # the backbone's own name for them
+    x = b.add(words, places)
     embedding = Segment((b.done(b.dropout(x, config.probability("embd_pdrop", 0.1))),), role="embedding")
     head, loss = language_head(
         config,

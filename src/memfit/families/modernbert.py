@@ -57,7 +57,7 @@ class _Parts:
         x = b.input if kind.startswith("first") else self.norm(b, "attn_norm", b.input)
         fused = b.linear("attn.Wqkv", x, 3 * hidden, bias=self.attention_bias)
         q, k, v = b.split(fused, hidden, hidden, hidden)
-        q, k = b.rotary(q, k, head_dim=hidden // heads, in_fp32=True, cast_back=True)
+        q, k = b.rotary(q, k, head_dim=hidden // heads, in_fp32="twice", cast_back=True)
         context = b.attention(
             q,
             k,
@@ -73,10 +73,12 @@ class _Parts:
         b.until_here(x, fused, q, k)
         x = b.add(b.input, b.dropout(attended, self.attention_dropout))
 
-        wide = b.linear("mlp.Wi", self.norm(b, "mlp_norm", x), 2 * self.ffn, bias=self.mlp_bias)
+        normed = self.norm(b, "mlp_norm", x)
+        wide = b.linear("mlp.Wi", normed, 2 * self.ffn, bias=self.mlp_bias)
         inner, gate = b.split(wide, self.ffn, self.ffn)
         inner = b.dropout(b.multiply(b.activation(self.activation, inner), gate), self.mlp_dropout)
         mixed = b.linear("mlp.Wo", inner, hidden, bias=self.mlp_bias, split="row")
+        b.until_here(normed, inner)
         return b.done(b.add(x, mixed))
 
     def head(self, architecture: str) -> tuple[Segment, str | None]:

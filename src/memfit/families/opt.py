@@ -55,6 +55,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     b = BlockBuilder("embedding", 1)
     x = b.embedding(words, vocab, width)
     places = b.embedding("model.decoder.embed_positions", positions + OFFSET, hidden, axis=TOKEN, ids="made")
+    b.provide("position embeddings", places)  # the backbone's own name for them
     if width != hidden:
         x = b.linear("model.decoder.project_in", x, hidden)
     embedding = Segment((b.done(b.add(x, places)),), role="embedding")

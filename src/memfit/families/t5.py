@@ -81,7 +81,7 @@ class _Parts:
             causal=stack == "decoder" and own,
             dropout=self.dropout,
             softmax_dtype=None,
-            cached=False,
+            cached=stack == "decoder",
             bias=bias,
         )
         attended = b.linear(f"{name}.o", context, self.hidden, split="row")
@@ -99,7 +99,7 @@ class _Parts:
             inner = b.activation(self.activation, b.linear("DenseReluDense.wi", normed, self.ffn))
         inner = weight_format(b, b.dropout(inner, self.dropout))
         mixed = b.linear("DenseReluDense.wo", inner, self.hidden, split="row")
-        b.until_here(inner)
+        b.until_here(normed, inner)
         out = b.add(x, b.dropout(mixed, self.dropout))
         b.until_here(mixed)
         return clamp_fp16(b, out)

@@ -29,7 +29,8 @@ EstimateFunction = Callable[[Job], Estimate]
 
 TRAINING_NUMBERS = ("batch", "seq")
 INFERENCE_NUMBERS = ("concurrency", "context", "prompt")
-POSITION_NUMBERS = ("seq", "context", "prompt")
+ENCODER_DECODER_NUMBERS = ("concurrency", "prompt", "target_seq")
+POSITION_NUMBERS = ("seq", "context", "prompt", "target_seq")
 """Numbers that are bounded by the model's positions."""
 
 MAX_EVALUATIONS = 64
@@ -43,6 +44,8 @@ def numbers_of(job: Job) -> tuple[str, ...]:
         return INFERENCE_NUMBERS[:1] if isinstance(job.workload, Inference) else TRAINING_NUMBERS[:1]
     if not isinstance(job.workload, Inference):
         return TRAINING_NUMBERS
+    if job.model.encoder_decoder:
+        return ENCODER_DECODER_NUMBERS
     return INFERENCE_NUMBERS if job.model.kind == "decoder" else INFERENCE_NUMBERS[:2]
 
 
@@ -74,7 +77,7 @@ def largest_allowed(job: Job, name: str) -> int:
     bounds = [int(options_of(type(job.workload))[name].maximum or 1 << 27)]
     if name in POSITION_NUMBERS and (positions := hard_position_limit(job.model)) is not None:
         bounds.append(positions)
-    if name == "prompt":
+    if name == "prompt" and not job.model.encoder_decoder:
         bounds.append(number(job, "context"))
     return min(bounds)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from memfit.kernels import attention as usual
 from memfit.kernels import functions
+from memfit.kernels.cache import caches
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Tape, Tensor
 from memfit.model.description import PAIR, Op
@@ -57,7 +58,8 @@ def bloom(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     heads = op.attributes["num_heads"]
     copied = not context.policy.one_sequence
     _previous_weights(context, heads, q.dtype)
-    q, k, v = (_operand(tape, one, copied=copied) for one in (q, k, v))
+    q = _operand(tape, q, copied=copied)
+    k, v = (_operand(tape, one, copied=copied and not caches(context, op)) for one in (k, v))
     scores = functions.matmul(tape, q, k, PAIR, heads)
     masked = _plus_mask(context, scores)
     probabilities = functions.unary(tape, tape.cast(masked, "fp32"), save_output=True)
@@ -78,8 +80,9 @@ def mpt(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape = context.tape
     heads = op.attributes["num_heads"]
     copied = not context.policy.one_sequence
+    apart = copied and not caches(context, op)
     _previous_weights(context, heads, v.dtype)
-    left, right = _operand(tape, q, copied=copied), _operand(tape, k, copied=copied)
+    left, right = _operand(tape, q, copied=copied), _operand(tape, k, copied=apart)
     scores = functions.matmul(tape, left, right, PAIR, heads)
     scores = functions.unary(tape, scores)
     biased = tape.tensor(PAIR, heads, "fp32")
@@ -88,7 +91,7 @@ def mpt(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     probabilities = tape.cast(functions.unary(tape, filled, save_output=True), v.dtype)
     dropped = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(dropped)
-    merged = _context(context, op, dropped, v, copied=copied)
+    merged = _context(context, op, dropped, v, copied=apart)
     tape.hold(filled)
     return merged
 
@@ -100,8 +103,10 @@ def gptj(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape = context.tape
     heads = op.attributes["num_heads"]
     copied = not context.policy.one_sequence
+    apart = copied and not caches(context, op)
     value_dtype = v.dtype
-    left, right = (_operand(tape, tape.cast(one, "fp32"), copied=copied) for one in (q, k))
+    left = _operand(tape, tape.cast(q, "fp32"), copied=copied)
+    right = _operand(tape, tape.cast(k, "fp32"), copied=apart)
     scores = functions.matmul(tape, left, right, PAIR, heads)
     scores = functions.unary(tape, scores)
     masked = _plus_mask(context, scores)
@@ -110,7 +115,7 @@ def gptj(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape.hold(masked)
     dropped = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(dropped)
-    return _context(context, op, dropped, v, copied=copied)
+    return _context(context, op, dropped, v, copied=apart)
 
 
 def falcon(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -125,7 +130,7 @@ def falcon(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return usual.attention(context, op, q, k, v)
     tape = context.tape
     q, k, v = (tape.autocast_compute(one) for one in (q, k, v))
-    if attributes["num_kv_heads"] != attributes["num_heads"] and not context.policy.decoding:
+    if attributes["num_kv_heads"] != attributes["num_heads"]:
         return _single_head_math(context, op, q, k, v)
     out, lse = tape.tensor(q.axis, q.width, v.dtype), tape.tensor(q.axis, attributes["num_heads"], "fp32")
     saved = [q, k, v, out, lse]
@@ -146,23 +151,25 @@ def _single_head_math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor)
     tape = context.tape
     heads = op.attributes["num_heads"]
     dtype = v.dtype
-    q, k, v = (tape.cast(one, "fp32") for one in (q, k, v))
-    q, k = functions.unary(tape, q), functions.unary(tape, k)
+    casts = [tape.cast(one, "fp32") for one in (q, k, v)]
+    q, k, v = functions.unary(tape, casts[0]), functions.unary(tape, casts[1]), casts[2]
     one_sequence = context.policy.one_sequence
     if not one_sequence:
         k = _expanded(tape, k, heads)
     given = op.attributes["alibi"]  # the backbone's own mask is read as it is
-    mask = tape.tensor(PAIR, 1, dtype) if not given else None
+    mask = tape.tensor(PAIR, 1, "fp32") if not given else None
     scores = functions.matmul(tape, q, k, PAIR, heads)
     masked = tape.view(scores, scores.width)
     if mask is not None:
         tape.record((), (mask,))
     tape.record((scores,) if mask is None else (scores, mask), (masked,), alias=True)
-    probabilities = functions.unary(tape, masked, save_output=True)
+    probabilities = usual.safe_softmax(tape, masked)
     dropped = functions.dropout(context, probabilities, op.attributes["dropout"] if op.attributes["alibi"] else 0.0)
     if not one_sequence:
         v = _expanded(tape, v, heads)
     out = tape.cast(functions.matmul(tape, dropped, v, q.axis, op.outputs[0].width), dtype)
+    for one in (q, *casts, *(() if mask is None else (mask,))):  # names of the C++ function, until it returns
+        tape.hold(one)
     return functions.unary(tape, out)
 
 
@@ -187,7 +194,8 @@ def _falcon_eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> 
         if copied:
             k = _expanded(tape, k, heads)
     left = _operand(tape, q, copied=copied)
-    right = _operand(tape, k, copied=copied and not single)
+    apart = copied and not single and not caches(context, op)
+    right = _operand(tape, k, copied=apart)
     scores = functions.matmul(tape, left, right, PAIR, heads)
     names = [scores]
     if attributes["alibi"]:
@@ -206,7 +214,7 @@ def _falcon_eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> 
     tape.hold_to_the_end(dropped)
     if single and copied:
         v = _expanded(tape, v, heads)
-    merged = _context(context, op, dropped, v, copied=copied and not single)
+    merged = _context(context, op, dropped, v, copied=apart)
     for one in names:
         tape.hold(one)
     return merged

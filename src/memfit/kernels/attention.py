@@ -8,6 +8,7 @@ Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 int
 from __future__ import annotations
 
 from memfit.kernels import functions
+from memfit.kernels.cache import caches
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.kernels.tape import Size, Tape, Tensor
@@ -89,9 +90,11 @@ def cached(context: Context, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_mask(policy: KernelPolicy, op: Op) -> bool:
-    """A mask is passed when the batch is padded, or a sliding window is not longer than the sequence."""
+    """A mask is passed when the batch is padded, a window is not longer than the sequence, or queries are fewer than keys."""
     target = op.inputs[0].axis == TARGET_TOKEN and op.inputs[1].axis == TARGET_TOKEN  # padding reaches the source only
-    return (policy.padded and not target) or op.attributes["window"] in policy.binding_windows
+    if (policy.padded and not target) or op.attributes["window"] in policy.binding_windows:
+        return True
+    return policy.causal_mask and bool(op.attributes["causal"])
 
 
 def _flash_capable(policy: KernelPolicy) -> bool:
@@ -247,27 +250,40 @@ def _biased_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
 def _math(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """sdpa's fallback: scaled q and k, repeated k and v, the full score matrix, all in fp32; keeps the softmax.
 
-    16-bit operands are cast first (torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is off by default).
+    16-bit operands are cast first (torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is off by default). The mask is added
+    in place, and _safe_softmax looks for rows that are masked altogether with one byte a score.
 
     Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
     """
     tape = context.tape
     heads = op.attributes["num_heads"]
     dtype = v.dtype
-    q, k, v = (tape.cast(one, "fp32") for one in (q, k, v))
-    q = functions.unary(tape, q)
-    k, v = repeat(tape, op, k), repeat(tape, op, v)
-    k = functions.unary(tape, k)
-    scores = functions.matmul(tape, q, k, pair_axis(q, k), heads)
+    casts = [tape.cast(one, "fp32") for one in (q, k, v)]
+    q = functions.unary(tape, casts[0])
+    k, v = repeat(tape, op, casts[1]), repeat(tape, op, casts[2])
+    scores = functions.matmul(tape, q, functions.unary(tape, k), pair_axis(q, k), heads)
     masked = has_mask(context.policy, op)
+    names = [q, k, v, *casts]
     if op.attributes["causal"] or masked:
         mask = tape.tensor(pair_axis(q, k) if masked else POSITION_PAIR, 1, q.dtype)
         tape.record((), (mask,))
-        scores = functions.add(tape, scores, mask)
-    probabilities = functions.unary(tape, scores, save_output=True)
+        names.append(mask)
+        added = tape.view(scores, scores.width)
+        tape.record((scores, mask), (added,), alias=True)
+        scores = added
+    probabilities = safe_softmax(tape, scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     out = tape.cast(functions.matmul(tape, probabilities, v, q.axis, op.outputs[0].width), dtype)
+    for one in names:  # of the C++ function, until it returns
+        tape.hold(one)
     return _contiguous(tape, out)
+
+
+def safe_softmax(tape: Tape, scores: Tensor) -> Tensor:
+    """aten::_safe_softmax: keeps its result, needs one byte a score beside it."""
+    out = tape.tensor(scores.axis, scores.width, scores.dtype)
+    tape.record((scores,), (out,), saved=(out,), scratch=[(scores.axis, scores.width)])
+    return out
 
 
 def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -285,7 +301,8 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
         k, v = repeat(tape, op, k), repeat(tape, op, v)
     strided = not context.policy.one_sequence
     pair = pair_axis(q, k)
-    read_q, read_k = _operand(tape, q, strided), key_operand(context, op, k, strided and not grouped)
+    contiguous = grouped or caches(context, op)  # repeated ones, or what the cache returns
+    read_q, read_k = _operand(tape, q, strided), key_operand(context, op, k, strided and not contiguous)
     scores = functions.matmul(tape, read_q, read_k, pair, heads)
     scores = functions.unary(tape, scores)
     if bias is not None:
@@ -303,7 +320,7 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
     tape.hold(scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(probabilities)
-    operand = key_operand(context, op, v, strided and not grouped)
+    operand = key_operand(context, op, v, strided and not contiguous)
     out = functions.matmul(tape, tape.autocast_compute(probabilities), operand, q.axis, op.outputs[0].width)
     copied = _contiguous(tape, out)
     for one in (k, v, out):

@@ -94,6 +94,14 @@ class KernelPolicy(NamedTuple):
     """State spaces and gated delta rules run in fused kernels (mamba-ssm, causal-conv1d, flash-linear-attention)."""
     decoding: bool = False
     """Inference: one new token per sequence, for which sdpa needs no repeated keys and values."""
+    kv_cache: str = ""
+    """Inference: dynamic (keys and values are concatenated) | static (buffers for the whole context); empty without a cache."""
+    kv_dtype: str = ""
+    """The cache's format."""
+    filled: bool = False
+    """Inference: the cache holds earlier tokens."""
+    causal_mask: bool = False
+    """Inference: fewer queries than keys, so that causality needs a mask."""
 
 
 def target_of(parameter: Parameter) -> str:

@@ -7,7 +7,7 @@ from math import prod
 from memfit.kernels import adapters
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Size, Tape, Tensor
-from memfit.model.description import ONCE, POSITION, Parameter
+from memfit.model.description import ONCE, POSITION, TOKEN, Parameter
 from memfit.precision import DTYPE_BYTES, QuantizedFormat
 
 Gradients = tuple[tuple[int, int, str], ...]
@@ -89,6 +89,8 @@ def _quantized(context: Context, parameter: Parameter, bias: Parameter | None, q
 def embedding(context: Context, parameter: Parameter, ids: Tensor, axis: int, source: str) -> Tensor:
     """Rows of a table: keeps the ids; the gradient is dense, as large as the table. Autocast leaves it alone."""
     tape: Tape = context.tape
+    if context.policy.kv_cache and source == "positions":
+        axis = TOKEN  # generate() makes position ids for every sequence
     out = tape.tensor(axis, parameter.shape[1], tape.policy.weight)
     grads: Gradients = ()
     if context.trained(parameter):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from memfit.kernels import attention, functions, linear, losses, modules, sets
+from memfit.kernels import attention, cache, functions, linear, losses, modules, sets
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.tape import Tape, Tensor
-from memfit.model.description import SEQUENCE, TARGET_TOKEN, Block, Op
+from memfit.model.description import SEQUENCE, TARGET_TOKEN, TOKEN, Block, Op
 
 
 class Lowered(NamedTuple):
@@ -134,11 +134,17 @@ def lower(
     between: list[Op] = []
     for op in sets.with_gated_products(block.ops, gated) if gated else block.ops:
         kind = op.kind
+        if policy.kv_cache and op.attributes.get("cached"):
+            # the names of keys and values are given what the cache returns
+            k, v = op.inputs[1:3]
+            values[k.id], values[v.id] = cache.stored(context, op, values[k.id], values[v.id])
         inputs = [values[value.id] for value in op.inputs]
         if kind == "head":
             head = op
             fused = with_head is not None
-        if kind == "loss":
+        if policy.filled and _of_the_source(block, op):
+            results = [tape.outside(value.axis, value.width, inputs[0].dtype) for value in op.outputs]
+        elif kind == "loss":
             if not policy.training:
                 ends.append(len(nodes) - 1)
                 continue
@@ -162,7 +168,7 @@ def lower(
         elif kind == "embedding":
             results = [linear.embedding(context, op.parameters[0], inputs[0], op.outputs[0].axis, op.attributes["ids"])]
         else:
-            if policy.cache and kind.endswith("attention") and (block.cache is not None or inputs[0].axis == TARGET_TOKEN):
+            if policy.cache and op.attributes.get("cached"):
                 inputs[1:3] = attention.cached(context, *inputs[1:3])
                 values.update(zip([value.id for value in op.inputs[1:3]], inputs[1:3], strict=True))  # under the same names
             results = (replaced.get(kind) or _KERNELS.get(kind) or _kernel(kind))(context, op, *inputs)
@@ -176,6 +182,11 @@ def lower(
     held = head is None and not reads_batch and block.input_held
     provided = tuple([(name, values[value.id]) for name, value in block.provides])
     return Lowered(tape, x, values.get(block.output.id, output), logits, outside, provided, input_held=held)
+
+
+def _of_the_source(block: Block, op: Op) -> bool:
+    """Whether a decoder's layer projects the encoder's output: the cache holds the result."""
+    return op.kind == "linear" and block.input.axis == TARGET_TOKEN and op.inputs[0].axis == TOKEN
 
 
 def _last_position(tape: Tape, x: Tensor) -> Tensor:

@@ -86,8 +86,10 @@ def rotary(context: Context, op: Op, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
     rotary_dim = op.attributes["rotary_dim"]
     head_dim = op.attributes["head_dim"]
     tape = context.tape
-    read = [tape.cast(x, "fp32") for x in (q, k)] if op.attributes["in_fp32"] else [q, k]
-    out_q, out_k = [_rotate(tape, x, head_dim, rotary_dim, fp32_tables=op.attributes["fp32_tables"]) for x in read]
+    in_fp32 = op.attributes["in_fp32"]
+    tables, twice = bool(in_fp32) or op.attributes["fp32_tables"], in_fp32 == "twice"
+    read = [tape.cast(x, "fp32") for x in (q, k)] if in_fp32 == "named" else [q, k]
+    out_q, out_k = [_rotate(tape, x, head_dim, rotary_dim, fp32_tables=tables, twice=twice) for x in read]
     if not op.attributes["cast_back"]:
         return out_q, out_k
     results = tape.cast(out_q, q.dtype), tape.cast(out_k, k.dtype)
@@ -96,7 +98,8 @@ def rotary(context: Context, op: Op, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
     return results
 
 
-def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None, *, fp32_tables: bool) -> Tensor:
+def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None, *, fp32_tables: bool, twice: bool) -> Tensor:
+    """x cos + rotate_half(x) sin; `twice`: of `x.float()`, which both products make for themselves."""
     whole = x
     width = x.width if rotary_dim is None else x.width // head_dim * rotary_dim
     if rotary_dim is not None:
@@ -104,7 +107,8 @@ def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None, *, fp3
     # cos and sin come in the hidden states' format, which under autocast is that of the weights
     table = tape.policy.weight if tape.policy.autocast else x.dtype
     dtype = "fp32" if fp32_tables or "fp32" in (table, x.dtype) else x.dtype
-    with_cos = functions.unary(tape, x, dtype=dtype)
+    with_cos = functions.unary(tape, tape.cast(x, "fp32") if twice else x, dtype=dtype)
+    x = tape.cast(x, "fp32") if twice else x
     rotated = tape.tensor(x.axis, width, x.dtype)
     half = (x.axis, x.size[1] // 2)
     # cat((-x2, x1)): forward negates one half; backward negates it back and fills a whole tensor of zeros for each half
@@ -116,6 +120,7 @@ def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None, *, fp3
     rest = _slice(tape, whole, whole.width - width)
     joined = tape.tensor(x.axis, whole.width, dtype)
     tape.record((out, rest), (joined,))
+    tape.companions[joined.storage] = out  # the name of the rotated part lives as long as that of the whole
     return joined
 
 

@@ -90,6 +90,10 @@ class Tape:
         """By node: which of `OPERATORS` it is."""
         self.whole_logits: Tensor | None = None
         """Logits that the caller gets from a loss that makes them itself."""
+        self.companions: dict[int, Tensor] = {}
+        """Storages that are held with others: a name of the same function."""
+        self.cached: set[int] = set()
+        """Storages of the KV cache: they outlive the block."""
         self.first_logits: int | None = None
         """The storage of the head's output: it and all later ones of the block are counted as logits."""
 
@@ -125,6 +129,9 @@ class Tape:
         """A Python name keeps `x` until the node of that index, the latest one if not said, has run."""
         until = len(self.nodes) - 1 if until is None else until
         self.held[x.storage] = max(until, self.held.get(x.storage, until))
+        companion = self.companions.get(x.storage)
+        if companion is not None:
+            self.hold(companion, until)
 
     def hold_to_the_end(self, x: Tensor) -> None:
         """A Python name keeps `x` as long as the block runs."""

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from memfit.model.description import SEQUENCE, TOKEN, Block, CacheSpec, Op, Parameter, StateSpec, Value
+from memfit.model.description import (
+    KEY_TOKEN,
+    SEQUENCE,
+    TARGET_KEY_TOKEN,
+    TARGET_TOKEN,
+    TOKEN,
+    Block,
+    CacheSpec,
+    Op,
+    Parameter,
+    StateSpec,
+    Value,
+)
 
 
 class BlockBuilder:
@@ -12,7 +24,7 @@ class BlockBuilder:
         self.name = name
         self._ops: list[Op] = []
         self._num_values = 1
-        self._cache: CacheSpec | None = None
+        self._caches: list[CacheSpec] = []
         self._state: StateSpec | None = None
         self._externals: dict[str, Value] = {}
         self._holds: list[tuple[int, int]] = []
@@ -46,7 +58,7 @@ class BlockBuilder:
             self.input,
             output,
             tuple(self._ops),
-            self._cache,
+            tuple(self._caches),
             tuple(self._externals.items()),
             tuple(self._holds),
             tuple(self._provides.items()),
@@ -123,13 +135,14 @@ class BlockBuilder:
         *,
         head_dim: int,
         rotary_dim: int | None = None,
-        in_fp32: bool = False,
+        in_fp32: str = "",
         fp32_tables: bool = False,
         cast_back: bool = False,
     ) -> tuple[Value, Value]:
         """Rotary position embedding of q and k; `rotary_dim` rotates only the first part of each head, and joins the parts.
 
-        `in_fp32`: q and k are cast before; `fp32_tables`: cos and sin are in fp32 whatever the hidden states are;
+        `in_fp32`: q and k are cast before, and a name holds the casts (`named`) or each product makes its own (`twice`);
+        `fp32_tables`: cos and sin are in fp32 whatever the hidden states are;
         `cast_back`: the results are cast to the format that q and k had.
         """
         out_q, out_k = self._value(q.axis, q.width), self._value(k.axis, k.width)
@@ -165,7 +178,7 @@ class BlockBuilder:
         `softmax_dtype`: eager implementations that ask for a softmax in fp32; `None` leaves it in the scores' format.
         """
         if cached:
-            self._cache = CacheSpec(k.width + v.width, window)
+            self.cache(q, k, v, window)
         return self.op(
             "attention",
             "attention",
@@ -179,15 +192,20 @@ class BlockBuilder:
             dropout=dropout,
             head_major=head_major,
             softmax_dtype=softmax_dtype,
+            cached=cached,
         )
 
-    def cache(self, k: Value, v: Value, window: int | None = None) -> None:
-        """This layer's keys and values stay in the KV cache; `attention` says so itself."""
-        self._cache = CacheSpec(k.width + v.width, window)
+    def cache(self, q: Value, k: Value, v: Value, window: int | None = None) -> None:
+        """These keys and values stay in the KV cache; `attention` says so itself.
+
+        Those of an encoder's output are as many as its tokens, all others as many as tokens were seen.
+        """
+        axis = (TARGET_KEY_TOKEN if k.axis == TARGET_TOKEN else TOKEN) if q.axis == TARGET_TOKEN else KEY_TOKEN
+        self._caches.append(CacheSpec(k.width + v.width, window, axis))
 
     def cache_latents(self, *latents: Value) -> None:
         """This layer's cache keeps what keys and values are projected up from."""
-        self._cache = CacheSpec(sum(latent.width for latent in latents))
+        self._caches.append(CacheSpec(sum(latent.width for latent in latents)))
 
     def keep_state(self, state: StateSpec) -> None:
         """This layer's recurrent state stays between tokens; the mixers say so themselves."""

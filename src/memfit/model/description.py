@@ -14,10 +14,10 @@ Every tensor's size is a whole number of bytes times one of a few products of th
 The decoder of an encoder-decoder works on t target tokens of each sequence, and looks at the s source tokens:
 
     target-position t          its position ids
-    target-position-pair t t   its own position biases
+    target-position-pair t u   its own position biases
     cross-position-pair t s    those over the encoder's output
     target-token    b t        its hidden states
-    target-pair     b t t      its own score matrices
+    target-pair     b t u      its own score matrices
     cross-pair      b t s      score matrices over the encoder's output
 
 Scans that work by chunks of c tokens pad a sequence to n = ceil(s / c) of them:
@@ -27,6 +27,7 @@ Scans that work by chunks of c tokens pad a sequence to n = ceil(s / c) of them:
     later-chunk     b (n - 1)  what only the chunks behind the first have
     only-chunk      b where n = 1, else 0
     later-token     b (s - 1)  what only the tokens behind the first have
+    target-key-token b u       keys and values of its own tokens (u = t in training; all that are cached when it generates)
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ if TYPE_CHECKING:
 AXES = (
     "once", "position", "sequence", "token", "key-token", "position-pair", "pair",
     "target-position", "target-token", "target-position-pair", "cross-position-pair", "target-pair", "cross-pair",
-    "chunk", "chunk-of-several", "later-chunk", "only-chunk", "later-token",
+    "target-key-token", "chunk", "chunk-of-several", "later-chunk", "only-chunk", "later-token",
 )  # fmt: skip
 (
     ONCE, POSITION, SEQUENCE, TOKEN, KEY_TOKEN, POSITION_PAIR, PAIR,
     TARGET_POSITION, TARGET_TOKEN, TARGET_POSITION_PAIR, CROSS_POSITION_PAIR, TARGET_PAIR, CROSS_PAIR,
-    CHUNK, CHUNK_OF_SEVERAL, LATER_CHUNK, ONLY_CHUNK, LATER_TOKEN,
+    TARGET_KEY_TOKEN, CHUNK, CHUNK_OF_SEVERAL, LATER_CHUNK, ONLY_CHUNK, LATER_TOKEN,
 ) = range(len(AXES))  # fmt: skip
 """In an order in which a result takes the later axis of its two operands; those of encoder-decoders are last."""
 
@@ -99,10 +100,14 @@ class Op(NamedTuple):
 
 
 class CacheSpec(NamedTuple):
-    """The KV cache of one layer: elements of K and V for each cached token, and how many tokens it keeps at most."""
+    """A KV cache of one layer: elements of K and V for each cached token, and how many tokens it keeps at most.
+
+    `axis` counts the cached tokens where no window limits them: key-token, target-key-token, or token for an encoder's output.
+    """
 
     elements_per_token: int
     window: int | None = None
+    axis: int = KEY_TOKEN
 
     def tokens(self, context: int) -> int:
         """Cached tokens of one sequence of `context` tokens: min(context, window)."""
@@ -125,7 +130,7 @@ class Block(NamedTuple):
     input: Value
     output: Value
     ops: tuple[Op, ...]
-    cache: CacheSpec | None = None
+    caches: tuple[CacheSpec, ...] = ()
     externals: tuple[tuple[str, Value], ...] = ()
     """Values from outside the block, by name: the encoder's output in a decoder layer."""
     holds: tuple[tuple[int, int], ...] = ()
@@ -269,8 +274,8 @@ class Model(Record):
 
     @cached_property
     def caches(self) -> list[tuple[CacheSpec, int]]:
-        """Each layer kind's cache with the number of such layers."""
-        return [(block.cache, segment.repeat) for segment in self.segments for block in segment.blocks if block.cache]
+        """Each layer kind's caches with the number of such layers."""
+        return [(cache, segment.repeat) for segment in self.segments for block in segment.blocks for cache in block.caches]
 
     @cached_property
     def states(self) -> list[tuple[StateSpec, int]]:

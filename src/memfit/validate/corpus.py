@@ -43,7 +43,16 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def model_of(name: str, changes: tuple[tuple[str, Any], ...] = ()) -> Model:
-    """The model whose config the corpus carries under this name, with keys of it changed."""
+def model_of(
+    name: str, changes: tuple[tuple[str, Any], ...] = (), activations: tuple[tuple[str, str], ...] = ()
+) -> Model:
+    """The model whose config the corpus carries under this name, with keys of it changed.
+
+    `activations`: what a program runs in place of others.
+    """
     row = configs()[name]
-    return build_model({**row["config"], **dict(changes)}, name=name, source="validation corpus", head=row["cls"])
+    config, instead = {**row["config"], **dict(changes)}, dict(activations)
+    for key in ("hidden_act", "activation_function"):
+        if config.get(key) in instead:
+            config[key] = instead[config[key]]
+    return build_model(config, name=name, source="validation corpus", head=row["cls"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 
+from memfit.validate import training, widths
 from memfit.validate.report import Report
 from memfit.validate.runner import NOTES, run
 from memfit.validate.text import to_markdown
@@ -46,6 +48,43 @@ has been put right since, so their errors are those of the code as it is now.
 
 """
 
+_REACH = """
+## Training on one device: how near, and the worst
+
+Rows of measured training by what ran. *Near* is the share of rows within {near} %. LitGPT, PEFT's comparison and the plugin
+benchmark of the SFTTrainer are counted as the nearest runtime that memfit has; how their own code differs stands with each
+group above.
+
+{groups}
+
+The worst {number}, and why:
+
+{rows}
+
+"""
+
+NEAR_PERCENT = 12
+WORST = 10
+
+_INTERVALS = """
+## Intervals
+
+How far the working set (activations, logits, temporaries at the peak) may be off, in percent of it, at 90 %. The widths are
+made from the residuals of the rows above that give allocated bytes (`python -m memfit.validate.widths` writes
+`src/memfit/data/interval_widths.json`). Every group weighs alike; a runtime has a row of its own with {minimum} measured rows
+or more, `*` stands for all others. A figure below weights, gradients and states alone, one that is known to leave the peak
+out, and one of which the working set is less than 5 % say nothing of it and are left out. *Within* is the share of the rows
+that the width holds; *left out* the share that the width made from all other groups would have held: what a program that is
+not among them may expect.
+
+{table}
+
+The groups differ in what their programs do beside the model, and not by chance: the last column is the honest one, and it is
+below 90 % wherever one group is unlike the others. Intervals of context, workspace and what the allocator holds unused are
+assumed.
+
+"""
+
 _TAIL = """## Not validated at all
 
 No row of the corpus says anything about these; the figures rest on formulas and their sources:
@@ -55,7 +94,8 @@ No row of the corpus says anything about these; the figures rest on formulas and
 - QLoRA with a current bitsandbytes release, without the upcast of norms and embeddings;
 - whole steps of LoRA with checkpointing (their kept bytes are), and whole steps under autocast or with dropout;
 - kernels of devices before compute capability 8.0 (no FlashAttention), AMD, Intel, Apple, TPU and NPU devices;
-- FlashAttention with padded batches; 8-bit and NF4 weights, quantised caches, several sequences at once in inference;
+- FlashAttention with padded batches; 8-bit and NF4 weights and quantised caches in inference; static caches and encoder-decoders
+  on a device (they are traced);
 - models by their size or dimensions alone: their shapes are typical, not known, and their intervals are wide on
   purpose.
 
@@ -66,7 +106,36 @@ nvidia-smi above).
 
 def page(report: Report) -> str:
     """The whole page."""
-    return _HEAD.format(notes=" ".join(NOTES)) + to_markdown(report) + "\n" + _TAIL
+    return _HEAD.format(notes=" ".join(NOTES)) + to_markdown(report) + reach(report) + intervals() + _TAIL
+
+
+def reach(report: Report) -> str:
+    """Groups of training, and the rows that are farthest off, each with its reason."""
+    names = {f"{framework.name} {mode}" for framework in training.FRAMEWORKS for mode in training.MODES.values()}
+    found = [group for group in report.groups if group.name in names]
+    groups = ["| group | metric | rows | median % | near |", "| --- | --- | ---: | ---: | ---: |"]
+    for group in found:
+        near = sum(error <= NEAR_PERCENT for error in group.errors)
+        groups.append(
+            f"| {group.title} | {group.metric} | {len(group.rows)} | {group.median_percent:.2f} | {near} of {len(group.rows)} |"
+        )
+    pairs = sorted(((group, row) for group in found for row in group.rows), key=lambda pair: -abs(pair[1].error_percent))[:WORST]
+    rows = ["| row | group | error % | why |", "| --- | --- | ---: | --- |"]
+    rows += [f"| {row.id} | {group.title} | {row.error_percent:+.1f} | {row.note} |" for group, row in pairs]
+    return _REACH.format(near=NEAR_PERCENT, number=len(pairs), groups="\n".join(groups), rows="\n".join(rows))
+
+
+def intervals() -> str:
+    """The table of widths, as the package carries them."""
+    with open(widths.PATH, encoding="utf-8") as file:
+        data = json.load(file)
+    lines = ["| kind of job | runtime | rows | below % | above % | within | left out | groups |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    for row in data["widths"]:
+        outside = "" if row["left_out_coverage"] is None else f"{100 * row['left_out_coverage']:.0f} %"
+        cells = (row["kind"], row["runtime"], row["rows"], row["below"], row["above"], f"{100 * row['coverage']:.0f} %", outside)
+        lines.append("| " + " | ".join(map(str, (*cells, ", ".join(row["groups"])))) + " |")
+    return _INTERVALS.format(table="\n".join(lines), minimum=data["minimum_rows"])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.errors import UsageError, did_you_mean
-from memfit.validate import corpus, parameters, serving, traces, training
+from memfit.validate import corpus, generations, parameters, serving, traces, training
 from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
-PARTS = ("parameters", "kept", "traced", "heldout", "releases", "kernels", "training", "serving")
+PARTS = ("parameters", "kept", "traced", "inference", "heldout", "releases", "kernels", "training", "serving")
 """What `groups` may name: parts of the corpus."""
 
 _KEPT = (
@@ -68,6 +68,14 @@ def _kept(into: _Collected) -> None:
 
 def _traced(into: _Collected) -> None:
     _traced_part(into, "traced", "traced", "Traced step", _TRACED)
+
+
+def _inference(into: _Collected) -> None:
+    rows, left_out = generations.compare(corpus.rows("traced_inference"), "traced_inference")
+    into.left_out += left_out
+    for phase in generations.PHASES:
+        title = f"Traced inference: {phase}"
+        into.groups += _group(f"traced inference {phase}", title, "allocated", "traced", generations.ABOUT, rows[phase])
 
 
 def _heldout(into: _Collected) -> None:
@@ -131,6 +139,7 @@ _RUNNERS: dict[str, Callable[[_Collected], None]] = {
     "parameters": _parameters,
     "kept": _kept,
     "traced": _traced,
+    "inference": _inference,
     "heldout": _heldout,
     "releases": _releases,
     "kernels": _kernels,

@@ -56,6 +56,14 @@ LITGPT_MODULES = {
     "head": (),
 }
 """LitGPT's names of what gets adapters; memfit puts none on the output head."""
+FAMILY_MODULES = {
+    "gpt_neox": {"q_proj": "query_key_value", "k_proj": "query_key_value", "v_proj": "query_key_value", "o_proj": "dense",
+                 "gate_proj": "dense_h_to_4h", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"},
+    "phi": {"o_proj": "dense", "gate_proj": "fc1", "up_proj": "fc1", "down_proj": "fc2"},
+    "phi3": {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
+             "up_proj": "gate_up_proj"},
+}  # fmt: skip
+"""By family: what Llama's module names are called there. An adapter on one of three fused projections is counted on all."""
 MODES = {"full": "full", "LoRA": "lora", "QLoRA": "qlora"}
 
 
@@ -77,6 +85,8 @@ class Framework(NamedTuple):
     """Tokens of each sequence in a chunk of its loss."""
     quantised: Mapping[str, Any] = {}
     """What its scripts fix beside `adapters` for a 4-bit base."""
+    activations: Mapping[str, str] = {}
+    """Activation functions of the config that its own modelling code replaces by another implementation."""
 
 
 FRAMEWORKS = (
@@ -89,14 +99,15 @@ FRAMEWORKS = (
         loss_chunk=128,
         # litgpt/finetune/lora.py: lora_dropout 0.05; adapters in the precision of the run; it pins bitsandbytes 0.42
         adapters={"lora_dtype": "bf16", "lora_dropout": 0.05},
+        activations={"gelu_new": "gelu_pytorch_tanh"},  # litgpt/model.py GptNeoxMLP: functional.gelu(approximate=...)
         config=(("tie_word_embeddings", False),),
         quantised={"quantizer": "bitsandbytes@0.42"},
         runtime="torch",
         about=(
             "LitGPT has its own modelling code: query, key and value in one matrix with one adapter. memfit counts the Hugging "
-            "Face model with what is known of LitGPT's: an output head that is never tied to the embedding, a loss over chunks "
-            "of 128 tokens' logits, and bitsandbytes 0.42, which keeps the input of every 4-bit product. The sequence is the cap "
-            "or the longest sample of the data; the batches that ran may have been shorter."
+            "Face model with what is known of it: a head never tied to the embedding, a loss over chunks of 128 tokens' logits, "
+            "bitsandbytes 0.42, which keeps the input of every 4-bit product, and torch's fused GELU where the config names GELU "
+            "in Python. The sequence is the cap or the longest sample of the data; the batches that ran may have been shorter."
         ),
     ),
     Framework(
@@ -186,12 +197,13 @@ def _program(framework: str) -> str:
     return f"fms-acceleration {plugin.group(1)}" if plugin else re.sub(r" \(.*| config .*|, .*|;.*| [0-9a-f]{8}$", "", framework)
 
 
-def _targets(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _targets(row: Mapping[str, Any], family: str) -> tuple[str, ...]:
     """Modules with adapters; LitGPT's default where its tables state none: query and value."""
     stated = (row.get("lora") or {}).get("targets") or ["query", "value"]
     names = stated.split() if isinstance(stated, str) else list(stated)
     found = [module for name in names for module in LITGPT_MODULES.get(name, (name,))]
-    return tuple(dict.fromkeys(found))
+    names_here = FAMILY_MODULES.get(family, {}) if "LitGPT" in row["framework"] else {}
+    return tuple(dict.fromkeys(names_here.get(module, module) for module in found))
 
 
 def rank_of(model: Model, trainable: int) -> int:
@@ -211,7 +223,7 @@ def job_of(row: Mapping[str, Any], metric: str) -> Job:
     """The question that the row answers. What the metric does not count is set to nothing: the interval is the metric's."""
     framework = framework_of(row)
     assert framework is not None
-    model = corpus.model_of(row["config"], framework.config)
+    model = corpus.model_of(row["config"], framework.config, tuple(framework.activations.items()))
     precision, weight_dtype, double_quant = PRECISIONS[row["precision"]]
     settings: dict[str, Any] = {
         "batch": row["micro_batch"],
@@ -234,7 +246,7 @@ def job_of(row: Mapping[str, Any], metric: str) -> Job:
         workload = FineTuning(
             method=mode,
             lora_rank=lora.get("rank") or rank_of(model, lora["trainable_params"]),
-            lora_targets=",".join(_targets(row)),
+            lora_targets=",".join(_targets(row, model.family)),
             double_quant=True if double_quant is None else double_quant,
             **framework.adapters,
             **(framework.quantised if mode == "qlora" else {}),

@@ -10,6 +10,9 @@ from memfit.job import Inference, Job
 _SHORTEST_CONTEXT = 512
 """Tokens. Judgement: nobody serves a decoder with less, so nothing shorter is proposed."""
 
+_CHUNK = 2048
+"""Tokens. vLLM's usual budget for a chunk: large enough to keep the products of a layer busy."""
+
 
 def _inference(job: Job) -> Inference:
     assert isinstance(job.workload, Inference)
@@ -19,6 +22,30 @@ def _inference(job: Job) -> Inference:
 def _has_cache(job: Job) -> bool:
     return job.model.kind == "decoder"
 
+
+# --- prompts in chunks
+
+
+def _chunks(job: Job) -> bool:
+    workload = _inference(job)
+    longer = (workload.prompt or 1) > _CHUNK and (workload.prefill_chunk or workload.prompt or 1) > _CHUNK
+    return longer and bool(job.model.caches or job.model.states) and not job.model.encoder_decoder and workload.cache == "dynamic"
+
+
+PREFILL_CHUNK = Lever(
+    name="prefill-chunk",
+    group="prefill",
+    why_here="the same outputs; the first token comes a little later",
+    may_add=True,
+    applies=_chunks,
+    edit=lambda job: with_workload(job, prefill_chunk=_CHUNK),
+    change=lambda before, after: f"prompts in chunks of {_CHUNK:,} tokens",
+    cost=lambda before, after: (
+        f"{-(-(_inference(before).prompt or 1) // _CHUNK)} passes over the weights for a prompt instead of one; under sdpa each "
+        "chunk after the first takes a mask, and another kernel than FlashAttention"
+    ),
+    flags=lambda job: (f"prefill_chunk_size={_CHUNK}",),
+)
 
 # --- KV cache in fp8
 
@@ -115,7 +142,9 @@ CONTEXT = Lever(
     group="context",
     changes_task=True,
     why_here="longer requests are refused",
-    applies=lambda job: not job.model.pixels and (_inference(job).context or 1) > _SHORTEST_CONTEXT,
+    applies=lambda job: (
+        not (job.model.pixels or job.model.encoder_decoder) and (_inference(job).context or 1) > _SHORTEST_CONTEXT
+    ),
     edit=lambda job: with_number(job, "context", _SHORTEST_CONTEXT),
     edit_to=lambda job, value: with_number(job, "context", value),
     strongest=_SHORTEST_CONTEXT,
@@ -125,4 +154,4 @@ CONTEXT = Lever(
     flags=lambda job: (f"--max-model-len {_inference(job).context}",),
 )
 
-INFERENCE_LEVERS = (ATTENTION, MIXER_KERNELS, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)
+INFERENCE_LEVERS = (ATTENTION, MIXER_KERNELS, PREFILL_CHUNK, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)

@@ -58,7 +58,7 @@ def attention(
     alibi: bool = False,
 ) -> Value:
     """A family's own attention module, which caches k and v as it is given them."""
-    b.cache(k, v)
+    b.cache(q, k, v)
     return b.op(
         kind,
         "attention",
@@ -73,6 +73,7 @@ def attention(
         head_major=False,
         softmax_dtype="fp32",
         alibi=alibi,
+        cached=True,
     )
 
 

@@ -19,7 +19,7 @@ def sink_attention(
     name: str = "self_attn",
 ) -> Value:
     """softmax(cat(q k^T / sqrt(d), sink)) without its last column, times v."""
-    b.cache(k, v, window)
+    b.cache(q, k, v, window)
     return b.op(
         "sink_attention",
         "attention",
@@ -31,4 +31,5 @@ def sink_attention(
         causal=True,
         window=window,
         dropout=dropout,
+        cached=True,
     )
