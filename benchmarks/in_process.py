@@ -94,7 +94,8 @@ def array_path(workload: Workload) -> float:
         ones = np.ones_like(tokens)
 
         def run() -> object:
-            return evaluate(compiled.profile, Numbers(batches, tokens, tokens), Numbers(batches, ones, tokens), np.maximum).peak
+            prompt, step = Numbers(batches, tokens, tokens), Numbers(batches, ones, tokens)
+            return evaluate(compiled.profile, prompt, step, maximum=np.maximum).peak
     else:
 
         def run() -> object:
