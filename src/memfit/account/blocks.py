@@ -137,7 +137,16 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
     if role == "layers":
         return kernels._replace(loss="eager", logits_last=False, generating=False)
     same = kernels._replace(
-        attention="sdpa", padded=False, binding_windows=(), device_capability=None, one_sequence=False, cache=""
+        attention="sdpa",
+        padded=False,
+        binding_windows=(),
+        device_capability=None,
+        one_sequence=False,
+        cache="",
+        decoding=False,
+        kv_dtype="",
+        filled=False,
+        causal_mask=False,
     )
     if not quantizable:
         same = same._replace(quantized=None)
@@ -145,7 +154,8 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
 
 
 @lru_cache(maxsize=256)
-def _quantizable(model: Model, index: int) -> bool:
+def quantizable(model: Model, index: int) -> bool:
+    """Whether a segment has weights that a quantised format would change."""
     return any(one.role == "linear" for block in model.segments[index].blocks for one in block.parameters)
 
 
@@ -226,7 +236,7 @@ def measure_segment(
     segment = model.segments[index]
     given = conditions
     kept = conditions.outputs_kept and (segment.role == "head" or bool(conditions.kernels.cache))
-    kernels = relevant(conditions.kernels, segment.role, _quantizable(model, index))
+    kernels = relevant(conditions.kernels, segment.role, quantizable(model, index))
     if kernels is not conditions.kernels or kept != conditions.outputs_kept:
         conditions = conditions._replace(kernels=kernels, outputs_kept=kept)
     places = range(len(segment.blocks))

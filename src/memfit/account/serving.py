@@ -9,10 +9,11 @@ Source: transformers 5 generation/utils.py (_prefill, _sample) and cache_utils.p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from functools import lru_cache
 from typing import NamedTuple
 
-from memfit.account.blocks import masks_of, relevant, shared_forms
+from memfit.account.blocks import masks_of, quantizable, relevant, shared_forms
+from memfit.account.crossing import BlockMemory
 from memfit.account.forms import (
     INPUTS,
     KV_CACHE,
@@ -31,9 +32,9 @@ from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
 from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
 from memfit.account.training import ID_BYTES
-from memfit.kernels import KernelPolicy, lower
+from memfit.kernels import Externals, KernelPolicy, lower
 from memfit.model import AXES, KEY_TOKEN, ONCE, PAIR, POSITION, POSITION_PAIR, SEQUENCE, TOKEN, Block, CacheSpec, Model
-from memfit.model.description import TARGET_KEY_TOKEN, Segment
+from memfit.model.description import TARGET_KEY_TOKEN
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 PROMPT, STEP, FULL_CHUNK, LAST_CHUNK = range(4)
@@ -105,8 +106,8 @@ class _Pass(NamedTuple):
 class _Turn(NamedTuple):
     """A block at the last of its repeats, with what the cache lacks by then, beside all that it holds when the pass is over."""
 
-    segment: Segment
-    block: Block
+    segment: int
+    place: int
     missing: Form
 
 
@@ -117,21 +118,20 @@ def _stored(block: Block, kv_dtype: str, model: Model) -> Form:
     return _layer_cache(model, block.caches, kv_dtype)
 
 
-def _turns(model: Model, segments: tuple[Segment, ...], one: _Pass, kv_dtype: str) -> Iterator[_Turn]:
+def _turns(model: Model, segments: range, one: _Pass, kv_dtype: str) -> Iterator[_Turn]:
     """Blocks in order. What a layer itself and all later ones store for the first time is not there yet when it begins.
 
     Later tokens are few beside those that are cached: they are counted from the beginning of their pass.
     """
     stores = bool(one.kernels.kv_cache) and not one.kernels.filled
-    left = ZERO
-    if stores:
-        for segment in segments:
-            left += sum([_stored(block, kv_dtype, model) for block in segment.blocks]) * segment.repeat
-    for segment in segments:
-        period = [_stored(block, kv_dtype, model) if stores else ZERO for block in segment.blocks]
-        left -= sum(period) * (segment.repeat - 1)
-        for block, stored in zip(segment.blocks, period, strict=True):
-            yield _Turn(segment, block, left)
+    periods = [
+        [_stored(block, kv_dtype, model) if stores else ZERO for block in model.segments[index].blocks] for index in segments
+    ]
+    left = sum([sum(period) * model.segments[index].repeat for index, period in zip(segments, periods, strict=True)])
+    for index, period in zip(segments, periods, strict=True):
+        left -= sum(period) * (model.segments[index].repeat - 1)
+        for place, stored in enumerate(period):
+            yield _Turn(index, place, left)
             left -= stored
 
 
@@ -161,23 +161,29 @@ class _Passed(NamedTuple):
 
     moments: list[tuple[str, str, Form, int]]
     provided: Form
-    externals: tuple[tuple[str, str, bool], ...]
+    externals: Externals
 
 
-def _states(
-    model: Model, segments: tuple[Segment, ...], one: _Pass, kv_dtype: str, outside: tuple[tuple[str, str, bool], ...] = ()
-) -> _Passed:
+@lru_cache(maxsize=1024)
+def _measured(model: Model, segment: int, place: int, kernels: KernelPolicy, dtype: str, outside: Externals) -> BlockMemory:
+    """A block's forward; embedding and head are the same in all passes, and for all formats of the layers."""
+    block = model.segments[segment].blocks[place]
+    return measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype, externals=outside))
+
+
+def _states(model: Model, segments: range, one: _Pass, kv_dtype: str, outside: Externals = ()) -> _Passed:
     """The largest states of every kind of block."""
     cache = cache_form(model, kv_dtype) if one.kernels.kv_cache else ZERO
     moments: list[tuple[str, str, Form, int]] = []
     dtype = one.kernels.precision.weight
     embedded, passed, provided = ZERO, ZERO, ZERO
-    for segment, block, missing in _turns(model, segments, one, kv_dtype):
+    for index, place, missing in _turns(model, segments, one, kv_dtype):
+        segment = model.segments[index]
+        block = segment.blocks[place]
         base = cache - missing + one.beside + passed
         if segment.role == "layers":
             base += one.shared + embedded
-        kernels = relevant(one.kernels, segment.role, True)
-        memory = measure_forward(lower(block, kernels, input_requires_grad=False, input_dtype=dtype, externals=outside))
+        memory = _measured(model, index, place, relevant(one.kernels, segment.role, quantizable(model, index)), dtype, outside)
         dtype = memory.output_dtype
         states = [base + _within_window(model, block, state) for state in memory.forward]
         moments += [(one.phase, block.name, state, one.numbers) for state in states]
@@ -233,7 +239,7 @@ def _decoder(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> list
     moments = [
         moment
         for one in _decoder_passes(model, kernels, policy)
-        for moment in _states(model, model.segments, one._replace(beside=one.beside + state), policy.kv_dtype).moments
+        for moment in _states(model, range(len(model.segments)), one._replace(beside=one.beside + state), policy.kv_dtype).moments
     ]
     if growth := _growth(model, policy.kv_dtype):
         grown = cache_form(model, policy.kv_dtype) + state + growth
@@ -244,7 +250,7 @@ def _decoder(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> list
 def _encoder_decoder(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> list[tuple[str, str, Form, int]]:
     """The source is encoded once; the decoder starts with one token, which also stores its view of the source, and goes on."""
     split = 1 + next(index for index, segment in enumerate(model.segments) if segment.provides)
-    encoder, decoder = model.segments[:split], tuple(islice(model.segments, split, None))
+    encoder, decoder = range(split), range(split, len(model.segments))
     source, target = masks_of(model, kernels)
     encoded = _states(model, encoder, _Pass("prefill", PROMPT, kernels, shared=source), policy.kv_dtype)
     first = kernels._replace(kv_cache=policy.cache, kv_dtype=policy.kv_dtype)
@@ -277,7 +283,7 @@ def compile_serving(model: Model, kernels: KernelPolicy, policy: ServingPolicy) 
         moments = _decoder(model, kernels, policy)
     else:
         once = _Pass("prefill", PROMPT, kernels, shared=_masks(model, kernels))
-        moments = _states(model, model.segments, once, policy.kv_dtype).moments
+        moments = _states(model, range(len(model.segments)), once, policy.kv_dtype).moments
     return Profile(
         moments=(loading(load), *pruned(moments)),
         statics=statics,
