@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import heart_models
 import pytest
 
 import memfit
 from memfit import account
 from memfit.account.estimate import Rank
 from memfit.errors import UsageError
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.report.markdown import to_markdown
 from memfit.report.payload import to_json
 from memfit.validate import traces
@@ -65,6 +67,16 @@ def test_a_family_without_liger_kernels_is_refused() -> None:
     gpt2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
     with pytest.raises(UsageError, match=r"--kernels liger has nothing for gpt2, only for gemma"):
         memfit.answer(gpt2, {"kind": "train", "kernels": "liger"})
+
+
+@pytest.mark.parametrize("family", KERNEL_SETS["liger"].families or ())
+def test_each_family_with_liger_kernels_has_a_whole_answer(family: str) -> None:
+    config = heart_models.FAMILY_CONFIGS[{"gemma3": "gemma3_text"}.get(family, family)]
+    found = memfit.answer(config, {"kind": "train", "seq": 64, "kernels": "liger"}, on="h100")
+    assert "| loss |" in to_markdown(found)
+    formulas = [one.formula for one in found.estimate.worst.components if one.name == "logits"]
+    in_place = family in KERNEL_SETS["liger"].plain_loss  # the others make no logits
+    assert [text.split(", ")[-1] for text in formulas] == in_place * ["over which the gradients are written"]
 
 
 def rows(name: str) -> list[Any]:

@@ -170,6 +170,7 @@ _LOSSES = {
     "chunked": "their log-softmax in fp32, chunk by chunk",
     "fused": "a chunk at a time",
     "cut": "in the kernel's tiles only",
+    "in-place": "their fp32 copies, over which the gradients are written",
 }
 """What a loss makes of the logits."""
 
