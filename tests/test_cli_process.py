@@ -128,7 +128,8 @@ def test_an_ascii_terminal_gets_ascii(config: str) -> None:
     assert done.returncode == 0
     assert done.stdout.isascii()
     assert "###" in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    commands = ("    memfit ", "    python: ", "    nvidia-smi ")  # are never broken
+    assert max(len(line) for line in done.stdout.splitlines() if not line.startswith(commands)) <= 80
 
 
 def test_a_name_that_the_encoding_lacks_is_no_error(tmp_path: Path) -> None:

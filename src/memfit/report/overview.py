@@ -116,7 +116,7 @@ def overview_text(overview: Overview, look: Look) -> str:
 def _parts(overview: Overview, look: Look) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    from memfit.report.rich_text import bullet, heading, indented
+    from memfit.report.rich_text import CommandLine, heading
 
     yield Text(headline(overview), style="bold")
     if len(overview.clusters) == 1 and overview.clusters[0].reading:
@@ -135,7 +135,7 @@ def _parts(overview: Overview, look: Look) -> Iterator[RenderableType]:
     yield heading("In full, with limits and what would change it")
     for way in overview.ways:
         if not way.why_not:
-            yield indented(bullet(plain(_command(way, overview)), look))
+            yield CommandLine(_command(way, overview), "  • " if look.unicode else "  - ")
     yield Text("")
     yield Text(f"memfit {version()}: {NOTICE}", style="dim")
 

@@ -83,6 +83,17 @@ def bullet(text: str, look: Look, style: str = "") -> RenderableType:
     return grid
 
 
+class CommandLine:
+    """A command, never broken: half of a command cannot be pasted, and a terminal folds it by itself."""
+
+    def __init__(self, command: str, before: str = "    ") -> None:
+        self.text = before + plain(command)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield Segment(self.text)
+        yield Segment.line()
+
+
 def indented(body: RenderableType) -> RenderableType:
     """A part moved two columns to the right."""
     return Padding(body, (0, 0, 0, 2))
@@ -116,6 +127,6 @@ def to_text(parts: Iterable[RenderableType], look: Look) -> str:
         _environ={},
     )
     for part in parts:
-        console.print(_Clean(part))
+        console.print(_Clean(part), crop=False)
     lines = [line.rstrip() for line in stream.getvalue().split("\n")]
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -12,6 +12,7 @@ from memfit.report.look import Look
 from memfit.report.rich_text import (
     VERDICT_STYLES,
     Column,
+    CommandLine,
     bar,
     bullet,
     cell,
@@ -246,4 +247,5 @@ def _steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
         yield Text("")
         yield heading(title)
         for one in steps:
-            yield indented(bullet(f"{plain(one.why)}\n{plain(one.command)}", look))
+            yield indented(bullet(plain(one.why), look))
+            yield CommandLine(one.command)
