@@ -121,6 +121,7 @@ def test_what_a_lever_edits(name: str, job: Job, edits: dict[str, object]) -> No
         ("adamw-fused", training_job(optimizer="sgd")),
         ("fused-loss", training_job(of=model(loss="masked-lm"))),
         ("micro-batch", training_job(batch=1)),
+        ("micro-batch", training_job(batch=8, optimizer_in_backward=True)),  # which excludes accumulation
         ("adamw-8bit", training_job(optimizer="custom:states=2,bytes=4")),
         ("adamw-8bit", finetuning_job(method="lora")),
         ("bf16-true", training_job(precision="bf16-true", weight_dtype="bf16")),

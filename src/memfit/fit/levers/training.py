@@ -119,9 +119,11 @@ def _divisor_at_most(whole: int, value: int) -> int:
 
 
 def _accumulable(job: Job) -> bool:
-    """Whether the whole global batch may be accumulated: the field takes no more micro-batches than it states."""
+    """Whether the whole global batch may be accumulated: gradients live until the step, and the field takes no more micro-batches
+    than it states."""
     workload = _training(job)
-    return workload.batch * workload.grad_accum <= (options_of(type(workload))["grad_accum"].maximum or 0)
+    most = options_of(type(workload))["grad_accum"].maximum or 0
+    return not workload.optimizer_in_backward and workload.batch * workload.grad_accum <= most
 
 
 def _micro_batch(job: Job, value: int) -> Job:
