@@ -9,7 +9,9 @@ from fit_fakes import inference_job, model, peak_only, toy, training_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memfit
 from memfit.account.estimate import Estimate
+from memfit.fit.answer import Answer
 from memfit.fit.limits import MAX_EVALUATIONS, largest, number, numbers_of, solve_limit, solve_limits, with_number
 from memfit.job import Job
 from memfit.model.description import TOKEN, Block, CacheSpec, Segment, Value
@@ -193,6 +195,23 @@ def test_context_limit_moves_a_prompt_that_fills_it() -> None:
     assert solve_limit(shorter, "context", toy, toy(shorter)).max == 6218
     assert number(with_number(shorter, "context", 500), "prompt") == 500
     assert number(with_number(shorter, "context", 3000), "prompt") == 1000
+
+
+@pytest.mark.parametrize("given", [{}, {"target_seq": 100}], ids=["as long as the source", "of its own length"])
+def test_a_sequence_limit_moves_a_target_that_is_as_long(given: dict[str, int]) -> None:
+    config = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64, "d_ff": 128, "d_kv": 16,
+              "num_heads": 4, "num_layers": 2, "vocab_size": 1000}  # fmt: skip
+
+    def asked(seq: int) -> Answer:
+        return memfit.answer(config, {"kind": "train", "seq": seq, **given}, on="4GiB")
+
+    found = asked(512)
+    limit = found.limits["seq"]
+    assert limit.max is not None
+    assert asked(limit.max).verdict.fits == "yes"
+    assert asked(limit.max + 1).verdict.fits != "yes"
+    assert ("with targets as long as the source" in limit.remark) == (not given)
+    assert not [one.command for one in found.next if ("--target-seq" in one.command) != bool(given)]
 
 
 def test_a_context_limit_says_what_becomes_of_the_prompt() -> None:

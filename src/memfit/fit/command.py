@@ -75,6 +75,8 @@ def _follows(name: str, asked: Any, edited: Any) -> bool:
         return False
     if name == "prompt":
         return bool(edited.prompt == edited.context)
+    if name == "target_seq":
+        return bool(edited.target_seq == edited.seq)
     if name == "weight_dtype" and edited.kind != "infer":
         return str(edited.precision).endswith("-true")
     return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from memfit.account.estimate import Estimate
 from memfit.fit.answer import Limit
 from memfit.fit.verdict import margin_bytes
-from memfit.job import Inference, Job
+from memfit.job import Inference, Job, Training
 from memfit.options import options_of
 
 if TYPE_CHECKING:
@@ -55,12 +55,15 @@ def number(job: Job, name: str) -> int:
 
 
 def with_number(job: Job, name: str, value: int) -> Job:
-    """The job with one number changed. A prompt that filled the context follows it, any other is cut to fit into it."""
+    """The job with one number changed. A prompt that filled the context follows it, any other is cut to fit into it; a target as
+    long as the source follows that."""
     edits: dict[str, Any] = {name: value}
     workload = job.workload
     if name == "context" and isinstance(workload, Inference) and workload.prompt is not None:
         fills = workload.prompt == workload.context
         edits["prompt"] = value if fills else min(workload.prompt, value)
+    if name == "seq" and isinstance(workload, Training) and workload.target_seq == workload.seq:
+        edits["target_seq"] = value
     return job.replace(workload=workload.replace(**edits))
 
 
@@ -233,6 +236,8 @@ def _remark(job: Job, name: str, certain: int, likely: int, bound: int) -> str:
             remarks += ["with prompts as long as the context"] if job.model.caches else []
         elif certain < (workload.prompt or 0):
             remarks.append("with prompts cut to the context")
+    if name == "seq" and job.model.encoder_decoder and isinstance(workload, Training) and workload.target_seq == workload.seq:
+        remarks.append("with targets as long as the source")
     if name in POSITION_NUMBERS and positions is not None:
         if likely == bound == hard_position_limit(job.model):
             what = "more" if certain == bound else "more than the likely value"
