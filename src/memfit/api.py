@@ -96,13 +96,17 @@ def _model_without_config(given: Dimensions) -> Model:
     if given.activation_elements is not None:
         if given.params is None:
             raise UsageError("--activation-elements needs --params: the number of parameters")
+        others = _given_flags(given.replace(params=None, activation_elements=None))
+        if others:
+            raise UsageError(f"counts say nothing of layers: leave out {others[0]} or --activation-elements")
         return _said_how(families.from_counts(given.params, given.activation_elements), words)
     from memfit.families.sizes import COUNT_TOLERANCE, config_for_dimensions
 
     sized = config_for_dimensions(given)
     by_dimensions = f"{sized.config['model_type']} by dimensions"
     name = format_count(given.params) if given.params is not None else by_dimensions
-    model = families.build_model(sized.config, name=name, source="size and dimensions on the command line", head=given.head)
+    source = "size and dimensions on the command line"
+    model = families.build_model(sized.config, name=name, source=source, head=given.head, image=given.image)
     if given.params is not None and abs(model.num_parameters / given.params - 1) > COUNT_TOLERANCE:
         model = model.replace(name=by_dimensions)  # not the name of a size that the dimensions do not make
     model = model.replace(relative_uncertainty=sized.relative_uncertainty, stated_parameters=sized.parameters)

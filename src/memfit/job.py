@@ -138,7 +138,7 @@ class FineTuning(Training):
         choices=("none", "full", "norms"), group="adapters", aliases=("prepare-kbit",),
         choice_aliases={"true": "full", "false": "none"})
     quantizer: str | None = option(None, "Library of the 4-bit products; releases before bitsandbytes@0.43.2 keep the input of "
-        "each", kind="choice", versioned=True, choices=("bitsandbytes",), group="adapters",
+        "each", kind="choice", versioned="0.43.2", choices=("bitsandbytes",), group="adapters",
         choice_aliases={"bnb": "bitsandbytes"})
     double_quant: bool = option(True, "QLoRA: quantise the scales as well (bnb_4bit_use_double_quant)", kind="flag",
         group="adapters",
@@ -209,7 +209,7 @@ class Overheads(Options):
     """What the software takes beside the tensors. `None`: from the runtime's and the device's own facts."""
 
     runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch; with a release: hf@4.57",
-        kind="choice", versioned=True, choices=("hf", "hf-trainer", "torch"), group="runtime",
+        kind="choice", versioned="4.57", choices=("hf", "hf-trainer", "torch"), group="runtime",
         choice_aliases={"transformers": "hf", "trainer": "hf-trainer", "pytorch": "torch"})
     cuda_context: int | None = option(None, "Memory that the driver's context takes on each device", kind="size", minimum=0,
         group="overhead", unit="bytes", aliases=("context-memory",))

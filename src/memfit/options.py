@@ -59,7 +59,7 @@ class Option(Record):
     choices: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     """Beside `choices`: values that begin with one of these are taken too (`custom:`)."""
-    versioned: bool = False
+    versioned: str = ""
     """Whether a choice may name a release: `hf@4.57`."""
     minimum: float | None = None
     maximum: float | None = None
@@ -138,7 +138,7 @@ class Option(Record):
         parts = release.split(".")
         numbers = all(part.isascii() and part.isdigit() and len(part) <= 6 for part in parts)
         if at and not (numbers and len(parts) <= MOST_RELEASE_PARTS):
-            raise UsageError(f"{self.flag} takes a release such as {self.choices[0]}@4.57, not {_shown(text)}")
+            raise UsageError(f"{self.flag} takes a release such as {self.choices[0]}@{self.versioned}, not {_shown(text)}")
         return at + release
 
     def _parse_number(self, raw: str) -> float | int:

@@ -24,6 +24,10 @@ KEEPS_INPUTS_BEFORE = (0, 43, 2)
 """bitsandbytes 0.43.2: "activations being unnecessary for frozen parameters" are no longer kept (its changelog)."""
 
 
+LONGEST_LIST = 24
+"""Modules named in a message."""
+
+
 def names(text: str) -> tuple[str, ...]:
     """A list with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -99,6 +103,7 @@ def resolve(model: Model, workload: FineTuning, runtime: Runtime, choices: Any) 
             "norms": "TRL's SFTTrainer of that time upcasts what is not quantised, and casts embedding and head back",
         }[runtime.kbit_prep]
         choices.assume("kbit_prep", runtime.kbit_prep, why)
+    _check_companions(workload)
     if workload.method in ADAPTER_METHODS:
         _check_targets(model, workload, choices)
     _check_selectors(model, workload)
@@ -110,7 +115,22 @@ def resolve(model: Model, workload: FineTuning, runtime: Runtime, choices: Any) 
     policy = KernelPolicy(**fields(model, workload, PrecisionPolicy("", "bf16", "bf16", False)))
     own = policy.train_all or trained_parameters(model, policy)
     if not own and policy.adapter is None and not policy.virtual_tokens:
-        raise UsageError("--freeze leaves nothing that is trained")
+        frozen = f"--freeze {workload.freeze[:60]}" if workload.freeze else f"--method {workload.method}"
+        how = f", and {model.name} has no {workload.unfreeze[:60]} to unfreeze" if workload.unfreeze else ""
+        raise UsageError(f"{frozen} leaves nothing that is trained{how}")
+
+
+def _check_companions(workload: FineTuning) -> None:
+    """What PEFT trains beside adapters, where the method has none: it would be trained by itself, or twice."""
+    low_rank = tuple(one for one in ADAPTER_METHODS if one != "ia3")
+    for flag, given, methods in (
+        ("--use-dora", workload.use_dora, low_rank),
+        ("--lora-bias " + workload.lora_bias, workload.lora_bias != "none", low_rank),
+        ("--modules-to-save", workload.modules_to_save, ADAPTER_METHODS),
+    ):
+        if given and workload.method not in methods:
+            beside = "; --unfreeze names what is trained" if workload.method == "freeze" else ""
+            raise UsageError(f"{flag} belongs to --method {', '.join(methods)}, not to {workload.method}{beside}")
 
 
 def _modules(model: Model, *roles: str) -> set[str]:
@@ -135,7 +155,8 @@ def _check_selectors(model: Model, workload: FineTuning) -> None:
             if one in modules or one in general or (general and layers_of(one) is not None):
                 continue
             hint = did_you_mean(one[:60], [*general, *modules])
-            takes = f"{', '.join(general)}, layers:N or a module's name" if general else "names of modules"
+            listed = ", ".join(sorted(modules)[:LONGEST_LIST])
+            takes = f"{', '.join(general)}, layers:N or a module's name" if general else f"names of modules: {listed}"
             raise UsageError(f"{flag} names {one[:60]!r}{hint}, which {model.family} does not have; it takes {takes}")
 
 
@@ -146,10 +167,13 @@ def _check_targets(model: Model, workload: FineTuning, choices: Any) -> None:
     targets = names(workload.lora_targets)
     if targets == (ALL_LINEAR,) and workload.method == "ia3":
         targets = tuple(one for one in IA3_TARGETS if one in modules)
-        if not targets:
+        if not targets and modules:
             raise UsageError(f"--method ia3: say with --lora-targets what is scaled of {', '.join(sorted(modules))}")
-        choices.assume("lora_targets", ",".join(targets), "keys, values and the second product of the feed-forward, as PEFT does")
-        return
+        if targets:
+            why = "keys, values and the second product of the feed-forward, as PEFT does"
+            choices.assume("lora_targets", ",".join(targets), why)
+            return
+        targets = (ALL_LINEAR,)
     if targets == (ALL_LINEAR,):
         if not modules:
             raise UsageError(

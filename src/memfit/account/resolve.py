@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
+from memfit.account.unused import unused
 from memfit.errors import UsageError
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.sets import KERNEL_SETS
@@ -71,6 +72,8 @@ def resolve(job: Job) -> Resolved:
     resolved = workload.replace(**choices.changes)
     if isinstance(resolved, Training):
         training_policy(str(resolved.precision), resolved.weight_dtype)
+        assert isinstance(workload, Training)
+        choices.warnings += unused(job.model, workload, resolved)
     filled = job.replace(workload=resolved)
     _warn_of_size(job, choices)
     _assume_overheads(filled, choices)

@@ -18,7 +18,7 @@ KINDS = ("norm", "bias", "linear", "embedding")
 PLACES = ("embedding", "layers", "head")
 BIAS_OF = "bias of "
 """The biases of targeted modules (PEFT's bias="lora_only"), as --lora-bias spells it here."""
-GENERAL = ("all", *PLACES, *KINDS)
+GENERAL = ("all", *PLACES, *[one for one in KINDS if one not in PLACES])
 """Selectors that every model has; beside them `layers:N` and names of modules."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from memfit.errors import InputError, UnknownArchitectureError, did_you_mean
+from memfit.errors import InputError, UnknownArchitectureError, UsageError, did_you_mean
 from memfit.families.view import ConfigView
 from memfit.job import Assumption
 from memfit.model import Model
@@ -130,6 +130,7 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
     Raises:
         UnknownArchitectureError: no family for the `model_type`, an unknown head, or keys that are not understood.
         InputError: a dimension that is missing or makes no sense.
+        UsageError: `image` for a model that reads none.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -149,6 +150,8 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
         assumptions.append(Assumption(name="head", value=architecture, why="the config names no architectures", flag="--head"))
     described = import_module(f"memfit.families.{family}").build(view, architecture)
     assumptions += view.assumptions
+    if image is not None and not described.pixels:
+        raise UsageError(f"{name}: {model_type} reads no images, so --image has no meaning: leave it out")
     dtype, facts = view.dtype(), _quantization_facts(view)
     view.finish()
     return Model(
