@@ -76,7 +76,7 @@ def test_each_family_with_liger_kernels_has_a_whole_answer(family: str) -> None:
     assert "| loss |" in to_markdown(found)
     formulas = [one.formula for one in found.estimate.worst.components if one.name == "logits"]
     in_place = family in KERNEL_SETS["liger"].plain_loss  # the others make no logits
-    assert [text.split(", ")[-1] for text in formulas] == in_place * ["over which the gradients are written"]
+    assert [text.split(", ")[-1] for text in formulas] == in_place * ["which become their gradients"]
 
 
 def rows(name: str) -> list[Any]:

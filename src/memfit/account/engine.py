@@ -307,7 +307,7 @@ def _details(
                 low_bytes=low,
                 high_bytes=high,
                 basis=basis,
-                formula=formula(name, job, compiled),
+                formula=formula(name, job, compiled, value),
                 source=overhead.source if overhead else "",
             )
         )

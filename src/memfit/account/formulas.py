@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from memfit.account.checkpoints import Checkpointing, find_checkpointing, num_checkpointed
-from memfit.account.optimizers import find_optimizer
+from memfit.account.optimizers import Trained, find_optimizer
 from memfit.account.overheads import FRAGMENTATION_SHARE
-from memfit.account.states import BLOCKWISE_BLOCK
+from memfit.account.policies import trained_format
+from memfit.account.states import BLOCKWISE_BLOCK, added_tensors, gradient_bytes, trained_tensors
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
@@ -24,36 +25,64 @@ def _weights(job: Job, compiled: Compiled) -> str:
         text = f"linear layers in {kernels.quantized.name}, the rest of {job.model.num_parameters:,} x {element} B"
     if kernels.norm_dtype:
         text += f", norms in {kernels.norm_dtype}"
-    text += " + adapters" if kernels.adapter else " + virtual tokens" if kernels.virtual_tokens else ""
-    text += " + trained copies" if kernels.choice and kernels.choice.saved else ""
     workload = job.workload
-    if isinstance(workload, Training) and workload.ema == "device":
-        text += f" + a moving average of what is trained in {workload.ema_dtype or 'its format'}"
+    if not isinstance(workload, Training):
+        return text
+    added = added_tensors(job.model, kernels)
+    for what, found in (
+        ("virtual tokens" if kernels.virtual_tokens else "adapters", [one for one in added if one.role == "adapter"]),
+        ("trained copies", [one for one in added if one.role != "adapter"]),
+    ):
+        text += f" + {_sum(found)} ({what})" if found else ""
+    if workload.ema == "device":
+        average = workload.ema_dtype or trained_format(kernels)
+        text += f" + {compiled.profile.trained_parameters:,} x {DTYPE_BYTES[average]} B (a moving average of what is trained)"
     return text
 
 
-def _trained(job: Job, compiled: Compiled) -> tuple[str, int]:
-    """What is trained, in words, and the bytes of one element where all have the same."""
+def _sum(tensors: Iterable[Trained]) -> str:
+    """`262,735,872 x 2 B + 11,272,192 x 4 B`: elements by the bytes of one."""
+    elements: dict[int, int] = {}
+    for one in tensors:
+        size = DTYPE_BYTES[one.dtype]
+        elements[size] = elements.get(size, 0) + one.repeat * one.elements
+    return " + ".join(f"{count:,} x {size} B" for size, count in sorted(elements.items()))
+
+
+def _trained(job: Job, compiled: Compiled) -> tuple[str, str]:
+    """What is trained, in words, and the bytes of one element: the sum of both where formats differ, and no bytes."""
     kernels = compiled.kernels
+    what, _, element = _sum(trained_tensors(job.model, kernels)).partition(" x ")
+    if " + " in element:
+        return f"({what} x {element})", ""
     if kernels.train_all:
-        return f"{job.model.num_parameters:,}", DTYPE_BYTES[kernels.precision.weight]
-    if kernels.adapter is None or kernels.choice is not None or kernels.adapter.kind == "ia3":
-        element = kernels.virtual_dtype if kernels.virtual_tokens else kernels.precision.weight
-        element = kernels.adapter.dtype if kernels.adapter else element
-        return f"{compiled.profile.trained_parameters:,} trained parameters", DTYPE_BYTES[element]
-    return "adapters", DTYPE_BYTES[kernels.adapter.dtype]
+        return f"{job.model.num_parameters:,}", f" x {element}"
+    if kernels.adapter is None or kernels.choice is not None:
+        return f"{what} trained parameters", f" x {element}"
+    rank = "" if kernels.adapter.kind == "ia3" else f" of rank {kernels.adapter.rank}"
+    return f"{what} in adapters{rank}", f" x {element}"
 
 
 def _gradients(job: Job, compiled: Compiled) -> str:
     workload = job.workload
     assert isinstance(workload, Training)
     what, element = _trained(job, compiled)
-    rank = f" of rank {compiled.kernels.adapter.rank}" if what == "adapters" and compiled.kernels.adapter else ""
-    text = f"{what}{rank} x {element} B"
+    text = what + element
     if workload.optimizer_in_backward:
         return f"of {text}, those of one operation at a time"
     beside = {"copies": " x 2 (gradients, and DDP's buckets)", "views": " (in DDP's buckets)"}
     return text + beside.get(workload.ddp or "none", "")
+
+
+def _unsummed(job: Job, compiled: Compiled, num_bytes: int) -> str:
+    """Gradients beyond one for each trained tensor: a second one of a tied or accumulated tensor lives until it is added."""
+    workload = job.workload
+    assert isinstance(workload, Training)
+    if workload.optimizer_in_backward:
+        return ""
+    copies = 2 if workload.ddp == "copies" else 1
+    beyond = num_bytes - copies * gradient_bytes(trained_tensors(job.model, compiled.kernels))
+    return f" + {beyond:,} B made a second time and not yet added (tied or accumulated)" if beyond > 0 else ""
 
 
 def _optimizer(job: Job, compiled: Compiled) -> str:
@@ -61,21 +90,24 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     assert isinstance(workload, Training)
     optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
     what, element = _trained(job, compiled)
-    element = element if optimizer.state_bytes is None else optimizer.state_bytes
+    fixed = optimizer.state_bytes
+    if fixed is not None:
+        what = what if element else f"{compiled.profile.trained_parameters:,} trained parameters"
+        element = f" x {fixed} B"
     if optimizer.rule == "factored":
-        return f"rows and columns of every matrix of {what} x {element} B ({optimizer.name})"
+        return f"rows and columns of every matrix of {what}{element} ({optimizer.name})"
     if optimizer.rank:
-        largest = "fp32: all singular vectors" if optimizer.rule == "galore" and element == DTYPE_BYTES["fp32"] else "projector"
+        largest = "in fp32 all singular vectors" if optimizer.rule == "galore" and "x 4 B" in what + element else "a projector"
         return (
-            f"per linear layer two moments of {optimizer.rank} x its larger dimension and a {largest}, "
-            f"two states for the rest of {what} x {element} B ({optimizer.name})"
+            f"per linear layer two moments of {optimizer.rank} x its larger dimension and {largest}, "
+            f"two states for the rest of {what}{element} ({optimizer.name})"
         )
     if optimizer.rule == "adam-mini":
-        return f"one state, and one number a row, of {what} x {element} B ({optimizer.name})"
+        return f"one state, and one number a row, of {what}{element} ({optimizer.name})"
     if optimizer.rule == "muon":
-        return f"one state for layers' matrices, two for the rest of {what} x {element} B ({optimizer.name})"
-    each = f"({element} + 4/{BLOCKWISE_BLOCK}) B" if optimizer.blockwise else f"{element} B"
-    return f"{what} x {optimizer.states} x {each} ({optimizer.name})"
+        return f"one state for layers' matrices, two for the rest of {what}{element} ({optimizer.name})"
+    each = f" x ({fixed} + 4/{BLOCKWISE_BLOCK}) B" if optimizer.blockwise else element
+    return f"{what} x {optimizer.states}{each} ({optimizer.name})"
 
 
 _KEPT: dict[str, Callable[[Checkpointing, int], str]] = {
@@ -160,7 +192,15 @@ def _inputs(job: Job, compiled: Compiled) -> str:
         return f"{b:,} x {job.model.pixels:,} pixels x {DTYPE_BYTES[compiled.kernels.precision.weight]} B{labels}"
     if isinstance(job.workload, Inference) and job.model.caches:
         return f"{b:,} x {job.workload.context or s:,} ids" + ("" if job.model.encoder_decoder else " and positions") + " x 8 B"
-    return f"{b:,} x {s:,} ids{labels} x 8 B"
+    return f"{b:,} x {s:,} ids{labels} x 8 B" + _evaluated_inputs(job)
+
+
+def _evaluated_inputs(job: Job) -> str:
+    workload = job.workload
+    if not isinstance(workload, Training) or workload.eval_batch is None:
+        return ""
+    rows = f", and the labels of {workload.eval_rows:,} rows" if workload.eval_rows else ""
+    return f"; at evaluation those of {workload.eval_batch:,} sequences{rows}"
 
 
 _LOSSES = {
@@ -170,7 +210,6 @@ _LOSSES = {
     "chunked": "their log-softmax in fp32, chunk by chunk",
     "fused": "a chunk at a time",
     "cut": "in the kernel's tiles only",
-    "in-place": "their fp32 copies, over which the gradients are written",
 }
 """What a loss makes of the logits."""
 
@@ -192,6 +231,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
 }
 
 
-def formula(name: str, job: Job, compiled: Compiled) -> str:
-    """The formula of one component in words and numbers."""
-    return _FORMULAS[name](job, compiled)
+def formula(name: str, job: Job, compiled: Compiled, num_bytes: int) -> str:
+    """The formula of one component, whose largest value is `num_bytes`, in words and numbers."""
+    text = _FORMULAS[name](job, compiled)
+    return text + _unsummed(job, compiled, num_bytes) if name == "gradients" else text
