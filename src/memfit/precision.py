@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.errors import UsageError
@@ -73,6 +74,7 @@ class PrecisionPolicy(NamedTuple):
     autocast: bool
 
 
+@lru_cache(maxsize=64)
 def training_policy(precision: str, weight_dtype: str | None) -> PrecisionPolicy:
     """The policy of a raw PyTorch loop: `x-true` stores and computes in x; `x-mixed` is autocast over `weight_dtype` (fp32).
 

@@ -89,4 +89,13 @@ class Record:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values for some fields."""
-        return type(self)(**{**self.as_dict(), **changes})
+        if not changes.keys() <= self.field_types.keys():
+            return type(self)(**{**self.as_dict(), **changes})  # which says what is wrong
+        made = object.__new__(type(self))
+        own = made.__dict__
+        own.update(self.__dict__)
+        if len(own) > len(self.field_types):  # cached properties belong to the original
+            for name in own.keys() - self.field_types.keys():
+                del own[name]
+        own.update(changes)
+        return made

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     def span(self, place: int) -> tuple[int, int] | None:
         """The checkpoint that a block of the period runs under."""
-        return next((one for one in self.spans if one[0] <= place < one[1]), None)
+        return next((one for one in self.spans if one[0] <= place < one[1]), None) if self.spans else None
 
     def kept(self, index: int) -> Form:
         """What one block leaves for backward: all it saves, or its checkpoint's input and what the checkpoint keeps beside.
@@ -224,9 +224,18 @@ def _same(model: Model, index: int, place: int) -> int:
     return next(number for number, block in enumerate(blocks) if block is blocks[place])
 
 
+class _Segment(NamedTuple):
+    """What a segment was measured as, and what it hands on."""
+
+    runs: tuple[Run, ...]
+    requires_grad: bool
+    dtype: str
+    provided: Externals
+
+
 def measure_segment(
-    model: Model, index: int, conditions: Conditions, *, checkpointed: bool, operators: tuple[str, ...] = (), once: bool = True
-) -> tuple[list[Run], Conditions]:
+    model: Model, index: int, given: Conditions, *, checkpointed: bool, operators: tuple[str, ...] = (), once: bool = True
+) -> tuple[tuple[Run, ...], Conditions]:
     """The runs of a segment: one, or two when its first period meets other conditions than the rest (no gradient, a format).
 
     `operators`: those whose outputs a checkpoint keeps. `once`: repeats that share parameters keep autocast's copies of them.
@@ -234,11 +243,24 @@ def measure_segment(
     Returns them and the conditions that the next segment meets.
     """
     segment = model.segments[index]
-    given = conditions
-    kept = conditions.outputs_kept and (segment.role == "head" or bool(conditions.kernels.cache))
-    kernels = relevant(conditions.kernels, segment.role, quantizable(model, index))
-    if kernels is not conditions.kernels or kept != conditions.outputs_kept:
-        conditions = conditions._replace(kernels=kernels, outputs_kept=kept)
+    kept = given.outputs_kept and (segment.role == "head" or bool(given.kernels.cache))
+    kernels = relevant(given.kernels, segment.role, quantizable(model, index))
+    conditions = Conditions(kernels, given.accumulation, kept, given.requires_grad, given.dtype, given.externals)
+    # what plays no part in it is left out of the key
+    found = _segment(model, index, conditions, checkpointed, operators if checkpointed else (), once and segment.shared)
+    requires_grad, dtype, externals = found.requires_grad, found.dtype, (*given.externals, *found.provided)
+    if segment.provides:
+        externals += ((segment.provides, dtype, requires_grad),)
+        requires_grad, dtype = False, given.kernels.precision.weight
+    return found.runs, Conditions(given.kernels, given.accumulation, given.outputs_kept, requires_grad, dtype, externals)
+
+
+@lru_cache(maxsize=256)
+def _segment(
+    model: Model, index: int, conditions: Conditions, checkpointed: bool, operators: tuple[str, ...], once: bool
+) -> _Segment:
+    """See `measure_segment`; a job's alternatives share the segments that they do not change."""
+    segment, given = model.segments[index], conditions
     places = range(len(segment.blocks))
     kinds_of_turns = 3 if segment.shared else 2 if any(block.externals for block in segment.blocks) else 1
     alike = kinds_of_turns == 1 and not model.reads_across_blocks
@@ -294,13 +316,7 @@ def measure_segment(
                 _settled(model, index, given, met) if segment.shared and not runs else ZERO,
             )
         )
-    after = given._replace(
-        requires_grad=conditions.requires_grad, dtype=conditions.dtype, externals=(*given.externals, *provided)
-    )
-    if segment.provides:
-        output = (segment.provides, conditions.dtype, conditions.requires_grad)
-        after = after._replace(externals=(*after.externals, output), requires_grad=False, dtype=given.kernels.precision.weight)
-    return runs, after
+    return _Segment(tuple(runs), conditions.requires_grad, conditions.dtype, tuple(provided))
 
 
 def _casts(model: Model, index: int, met: list[Conditions]) -> Form:

@@ -13,7 +13,7 @@ from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, worki
 from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
-from memfit.account.profile import Moment, Numbers, Profile, amount, components, moment_bytes, monomials
+from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.states import state_bytes, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
@@ -76,12 +76,12 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
     numbers = Numbers(workload.batch, seq, seq, target, target, chunks=chunks_of(job.model, seq))
-    evaluated = numbers if workload.eval_batch is None else numbers._replace(sequences=workload.eval_batch)
+    ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = _training_profile(job.model, kernels, policy)
-    return Compiled(profile, kernels, (numbers, evaluated), workspace_of(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
@@ -152,15 +152,14 @@ def _evaluated(compiled: Compiled) -> tuple[list[int], list[tuple[int, ...]]]:
     return moment_bytes(profile, counts), counts
 
 
-def _binding_moments(compiled: Compiled) -> list[_Binding]:
+def _binding_moments(bindings: list[_Binding]) -> list[_Binding]:
     """The largest moment of every phase, in order of appearance."""
-    values, counts = _evaluated(compiled)
-    best: dict[str, tuple[int, Moment]] = {}
-    for one, allocated in zip(compiled.profile.moments, values, strict=True):
-        found = best.get(one.phase)
-        if found is None or allocated > found[0]:
-            best[one.phase] = (allocated, one)
-    return [_Binding(one, allocated, counts[one.numbers]) for allocated, one in best.values()]
+    best: dict[str, _Binding] = {}
+    for one in bindings:
+        found = best.get(one.moment.phase)
+        if found is None or one.allocated > found.allocated:
+            best[one.moment.phase] = one
+    return list(best.values())
 
 
 def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
@@ -178,34 +177,36 @@ def estimate(job: Job) -> Estimate:
         UsageError: a custom optimizer that cannot be read, precisions that contradict each other.
     """
     compiled = compile_job(job)
-    bindings = _binding_moments(compiled)
-    largest = max(bindings, key=lambda one: one.allocated)
+    values, counts = _evaluated(compiled)
+    allocated = max(values)
+    moment = compiled.profile.moments[values.index(allocated)]
+    largest = _Binding(moment, allocated, counts[moment.numbers])
     device = job.cluster.device if job.cluster else None
     given = job.overheads
     at_peak = _components(compiled, largest)
-    dynamic = largest.allocated - sum(at_peak.get(name, 0) for name in STATIC_COMPONENTS)
+    dynamic = allocated - sum([at_peak.get(name, 0) for name in STATIC_COMPONENTS])
     outside = {
         "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
         "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
     }
-    counts = monomials(compiled.numbers[0], compiled.profile.windows)
-    training = bool(compiled.profile.kept)
+    profile, first = compiled.profile, counts[0]
+    training = bool(profile.kept)
     rank = _ComputedRank(
         rank="0",
         count=job.cluster.count if job.cluster else 1,
         components=(),
         phases=(),
         peak=_peak(job, compiled, largest, at_peak, outside),
-        kept_bytes=amount(compiled.profile.kept, counts) if training else None,
-        forward_end_bytes=amount(compiled.profile.forward_end, counts) if training else None,
-        backward_end_bytes=amount(compiled.profile.backward_end, counts) if training else None,
-        details=partial(_details, job, compiled, bindings, at_peak, outside),
+        kept_bytes=amount(profile.kept, first) if training else None,
+        forward_end_bytes=amount(profile.forward_end, first) if training else None,
+        backward_end_bytes=amount(profile.backward_end, first) if training else None,
+        details=partial(_details, job, compiled, at_peak, outside),
     )
     return Estimate(
         ranks=(rank,),
-        host_bytes=compiled.host_bytes + amount(compiled.profile.host, counts),
+        host_bytes=compiled.host_bytes + amount(profile.host, first),
         cache=_cache_use(job, compiled),
-        trainable_parameters=compiled.profile.trained_parameters,
+        trainable_parameters=profile.trained_parameters,
     )
 
 
@@ -277,15 +278,18 @@ def _phases(compiled: Compiled, bindings: list[_Binding]) -> tuple[Phase, ...]:
 
 
 def _details(
-    job: Job, compiled: Compiled, bindings: list[_Binding], at_peak: dict[str, int], outside: dict[str, Overhead]
+    job: Job, compiled: Compiled, at_peak: dict[str, int], outside: dict[str, Overhead]
 ) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:
     """The table of components, largest first, and the phases."""
-    phases = _phases(compiled, bindings)
+    values, counts = _evaluated(compiled)
+    bindings = [
+        _Binding(moment, allocated, counts[moment.numbers])
+        for moment, allocated in zip(compiled.profile.moments, values, strict=True)
+    ]
+    phases = _phases(compiled, _binding_moments(bindings))
     known = {"workspace": compiled.workspace, **outside}
     largest = {name: one.bytes for name, one in outside.items()}
-    values, counts = _evaluated(compiled)
-    for moment, allocated in zip(compiled.profile.moments, values, strict=True):
-        binding = _Binding(moment, allocated, counts[moment.numbers])
+    for binding in bindings:
         for name, value in _components(compiled, binding).items():
             if value > largest.get(name, 0):
                 largest[name] = value
@@ -323,8 +327,17 @@ def _cache_use(job: Job, compiled: Compiled) -> CacheUse | None:
     profile = compiled.profile
     if not isinstance(workload, Inference) or not (profile.cache or profile.state):
         return None
-    last = compiled.numbers[STEP]._replace(sequences=1)
+    return _cache_of_one(profile.cache, profile.state, profile.windows, compiled.numbers[STEP]._replace(sequences=1))
+
+
+@lru_cache(maxsize=256)
+def _cache_of_one(cache: Terms, state: Terms, windows: tuple[int, ...], last: Numbers) -> CacheUse:
+    """The cache of one sequence at its last token; the same however many there are."""
     earlier = last._replace(keys=last.keys - 1, target_keys=last.target_keys - 1)
-    now, before = (amount(profile.cache, monomials(one, profile.windows)) for one in (last, earlier))
-    state = amount(profile.state, monomials(last, profile.windows))
-    return CacheUse(bytes_per_token=now - before, bytes_per_sequence=now, state_bytes_per_sequence=state)
+    counts, counts_before = monomials(last, windows), monomials(earlier, windows)
+    now = amount(cache, counts)
+    return CacheUse(
+        bytes_per_token=now - amount(cache, counts_before),
+        bytes_per_sequence=now,
+        state_bytes_per_sequence=amount(state, counts),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from memfit.account.selection import GENERAL, layers_of, trained_parameters
@@ -28,6 +29,7 @@ LONGEST_LIST = 24
 """Modules named in a message."""
 
 
+@lru_cache(maxsize=256)
 def names(text: str) -> tuple[str, ...]:
     """A list with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -35,8 +37,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def choice_of(workload: FineTuning) -> Choice | None:
     """Which of the model's own parameters are trained; `None` where it is all of them, or none."""
-    unfreeze = names(workload.unfreeze)
-    freeze = names(workload.freeze)
+    freeze, unfreeze = names(workload.freeze), names(workload.unfreeze)
     if workload.method == "freeze" and not (freeze or unfreeze):
         unfreeze = ("head",)
     if workload.lora_bias == "all":
@@ -82,7 +83,7 @@ def fields(model: Model, workload: Training, precision: PrecisionPolicy) -> dict
         found |= {"virtual_tokens": workload.virtual_tokens, "virtual_dtype": workload.lora_dtype}
     if is_quantized(workload):
         stored = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
-        found["quantized"] = stored._replace(keeps_input=_keeps_input(workload))
+        found["quantized"] = stored._replace(keeps_input=True) if _keeps_input(workload) else stored
         if workload.kbit_prep == "full":
             found["precision"] = precision._replace(weight="fp32")
         elif workload.kbit_prep == "norms" and precision.weight != "fp32":

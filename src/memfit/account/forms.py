@@ -41,6 +41,8 @@ WEIGHTS, OPTIMIZER_STATES, WORKSPACE = [
 
 def form(component: int, axis: int, num_bytes: int) -> Form:
     """So many bytes of one component for each unit of an axis."""
+    if not num_bytes:
+        return ZERO
     place = _PLACES[axis]
     if component < len(_NEAR):
         field = _FIRST_NEAR + len(_NEAR) * place + component
@@ -100,9 +102,8 @@ def per_axis(of: Form) -> tuple[tuple[int, int], ...]:
 
 def largest(forms: Iterable[Form]) -> tuple[Form, ...]:
     """The forms that no other reaches on every axis: one of them is the largest for any numbers. Of equal ones the first."""
-    sums: dict[Form, Form] = {}
-    for one in forms:
-        sums.setdefault(one & _SUMS, one)
+    # from the last to the first, so that of equal ones the first is left
+    sums = {one & _SUMS: one for one in reversed(tuple(forms))}
     # a form that another reaches on every axis is not the larger integer
     ordered = sorted(sums, reverse=True)
     highest = _HIGHEST[ordered[0].bit_length() // _FIELD] if ordered else 0

@@ -22,7 +22,7 @@ from memfit.kernels.tape import Node, Size, Tensor
 from memfit.model.description import ONCE
 
 _TEMPORARY_BYTE, _GRADIENT_BYTE = UNITS[TEMPORARY][ONCE], UNITS[GRADIENTS][ONCE]
-_TEMPORARY, _LOGITS = UNITS[TEMPORARY], UNITS[LOGITS]
+_ACTIVATIONS, _TEMPORARY, _LOGITS, _KV_CACHE = [UNITS[one] for one in (ACTIVATIONS, TEMPORARY, LOGITS, KV_CACHE)]
 
 
 def _scratch(sizes: Sequence[Size]) -> Form:
@@ -70,27 +70,23 @@ def _plan(lowered: Lowered, *, grad: bool, chosen: frozenset[int] = frozenset(),
     last_node = len(tape.nodes) - 1
     born, dies = [0] * len(tape.nodes), [0] * len(tape.nodes)
     storages: list[Form] = []
-    for storage, (axis, num_bytes) in enumerate(sizes):
+    for storage, ((axis, num_bytes), begins, ends, times) in enumerate(zip(sizes, first, last, saved, strict=True)):
         if storage in cached:
-            component = KV_CACHE
+            unit = _KV_CACHE
         elif storage >= first_logits and axis != ONCE:
-            component = LOGITS
-        elif (saved[storage] and storage not in casts) or storage in returned:
-            component = ACTIVATIONS
+            unit = _LOGITS
+        elif (times and storage not in casts) or storage in returned:
+            unit = _ACTIVATIONS
         else:
-            component = TEMPORARY
-        takes = num_bytes * UNITS[component][axis]
+            unit = _TEMPORARY
+        takes = num_bytes * unit[axis]
         storages.append(takes)
-        begins = first[storage]
         if begins < 0:
             continue
         if storage != source and not (again and storage in chosen):
             born[begins] += takes
-        if not saved[storage] and storage not in stays:
-            ends = last[storage]
-            if storage in held:
-                ends = min(max(ends, held[storage]), last_node)
-            dies[ends] += takes
+        if not times and storage not in stays:
+            dies[min(max(ends, held[storage]), last_node) if storage in held else ends] += takes
     return _Plan(born, dies, saved, storages)
 
 
@@ -102,7 +98,7 @@ def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset())
     beside its input.
     """
     nodes, first = lowered.tape.nodes, lowered.tape.first
-    stop = max((index for index, node in enumerate(nodes) if node.saved), default=-1)
+    stop = next((index for index in range(len(nodes) - 1, -1, -1) if nodes[index].saved), -1)
     if stop >= 0 and any(first[storage] == stop for storage in nodes[stop].saved):
         stop = -1  # it saves what it makes
     needed: tuple[Form, ...] | None = None
@@ -111,6 +107,7 @@ def _forward(lowered: Lowered, plan: _Plan, there: frozenset[int] = frozenset())
     for index, (node, born, dies) in enumerate(zip(nodes, plan.born, plan.dies, strict=True)):
         if index == stop:
             needed = largest([*states, now])
+            states = [*needed]  # the others are reached by these, so they play no part in all of forward either
         now += born
         if node.scratch:
             states.append(now + _scratch(node.scratch))
@@ -166,7 +163,10 @@ class _Backward:
             self._arrive(output, seed)
         self.states.append(self.now)
         for node in reversed(self.nodes):
-            arrived = [pending.pop(one) for one in node.outputs if one in pending]
+            arrived = []
+            for one in node.outputs:
+                if one in pending:
+                    arrived.append(pending.pop(one))
             made = self._gradients(node, arrived) if arrived else ()
             now = self.now
             for storage in node.saved:
@@ -178,10 +178,11 @@ class _Backward:
                 if gradient.holders == 0:
                     now -= gradient.takes
             self.now = now
-            if self.shares and node.weight_grads and arrived:
-                self._add_shared(node)
-            if self.steps and node.weight_grads and arrived:
-                self._step(node)
+            if arrived and node.weight_grads:
+                if self.shares:
+                    self._add_shared(node)
+                if self.steps:
+                    self._step(node)
             for one, gradient in made:
                 earlier = pending.get(one)
                 if earlier is None:

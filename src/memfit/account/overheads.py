@@ -65,5 +65,5 @@ FRAGMENTATION_SOURCE = (
 
 def fragmentation(dynamic_bytes: int) -> Overhead:
     """reserved - allocated at the peak, as a share of the memory that is taken and given back within a step."""
-    low, expected, high = (dynamic_bytes * share // 100 for share in FRAGMENTATION_SHARE)
+    low, expected, high = [dynamic_bytes * share // 100 for share in FRAGMENTATION_SHARE]
     return Overhead(expected, low, high, FRAGMENTATION_SOURCE)

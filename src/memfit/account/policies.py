@@ -38,9 +38,10 @@ def _capability(job: Job) -> tuple[int, int] | None:
 
 def _caches(job: Job, workload: Training) -> bool:
     """Whether forward builds a cache object: checkpointing switches it off, and encoders have none."""
+    if workload.use_cache != "on" or workload.checkpointing != "none":
+        return False
     model = job.model
-    generates = (model.kind == "decoder" or model.encoder_decoder) and model.family not in runtime_of(job).uncached
-    return workload.use_cache == "on" and workload.checkpointing == "none" and generates
+    return (model.kind == "decoder" or model.encoder_decoder) and model.family not in runtime_of(job).uncached
 
 
 def _loss(job: Job, workload: Training) -> str:
@@ -56,9 +57,11 @@ def _masked(workload: Training) -> bool:
 
 def _masked_by_runtime(job: Job, workload: Training) -> bool:
     """Whether the runtime makes a mask although nothing is padded."""
+    if workload.attention != "sdpa":
+        return False
     runtime, model = runtime_of(job), job.model
     looks = runtime.mask_without_cache and model.kind == "decoder" and model.family not in runtime.own_masks
-    return looks and workload.attention == "sdpa" and not _caches(job, workload)
+    return looks and not _caches(job, workload)
 
 
 def _causal_buffers(job: Job) -> int:
@@ -71,22 +74,24 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
     """What decides the kernels and the step of a training job."""
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
+    runtime, kernel_set = runtime_of(job), KERNEL_SETS[workload.kernels or "eager"]
+    windows = job.model.windows
     kernels = KernelPolicy(
         **finetuning.fields(job.model, workload, precision),
         attention=workload.attention,
         loss=_loss(job, workload),
         loss_chunks=workload.loss_chunks,
         loss_upcast=workload.loss_upcast,
-        shifted=runtime_of(job).shifted_logits and job.model.loss == "causal-lm",
-        kernels=workload.kernels or "eager",
-        norms_apart=job.model.family in KERNEL_SETS[workload.kernels or "eager"].apart,
+        shifted=runtime.shifted_logits and job.model.loss == "causal-lm",
+        kernels=kernel_set.name,
+        norms_apart=job.model.family in kernel_set.apart,
         padded=_masked(workload) or _masked_by_runtime(job, workload),
-        binding_windows=tuple(window for window in job.model.windows if window <= seq),
+        binding_windows=tuple([window for window in windows if window <= seq]) if windows else (),
         dropout=workload.dropout,
         one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.one_sequence_differs),
         device_capability=_capability(job),
         fused_mixers=workload.mixer_kernels == "fused",
-        cache=runtime_of(job).cache_format if _caches(job, workload) else "",
+        cache=runtime.cache_format if _caches(job, workload) else "",
     )
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),

@@ -7,6 +7,7 @@ because small tensors, embeddings and quantised matrices follow other rules.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -38,16 +39,19 @@ class Tensors(NamedTuple):
     repeat: int
 
 
-def tensors_of(model: Model) -> list[Tensors]:
+@lru_cache(maxsize=64)
+def tensors_of(model: Model) -> tuple[Tensors, ...]:
     """Every tensor of the model once (tied ones are one tensor), with its repeat count."""
-    return [
-        Tensors(parameter, 1 if segment.shared else segment.repeat)
-        for segment in model.segments
-        for block in segment.blocks
-        for op in block.ops
-        for parameter in op.parameters
-        if not parameter.tied_to
-    ]
+    return tuple(
+        [
+            Tensors(parameter, 1 if segment.shared else segment.repeat)
+            for segment in model.segments
+            for block in segment.blocks
+            for op in block.ops
+            for parameter in op.parameters
+            if not parameter.tied_to
+        ]
+    )
 
 
 def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:

@@ -68,6 +68,8 @@ class Timeline:
         self.masks_stay = self.checkpointed or masks_saved
         self.outputs_kept = policy.outputs_kept
         self.outside = _outside_values(runs)
+        self.kept = [[run.kept(place) for place in range(len(run.names))] for run in runs]
+        """By run: what each block of its period leaves for backward."""
         self.masks = self._masks(masks)
         self.moments: list[tuple[str, str, Form, bool]] = []
 
@@ -95,16 +97,22 @@ class Timeline:
 
     def returned(self, *, beside_kept: bool = False) -> Form:
         """Values from outside that the caller holds as the model's outputs."""
+        if not self.outside:
+            return ZERO
         held = [one for one in self.outside.values() if one.returned and self.outputs_kept]
         return sum([one.form for one in held if not (beside_kept and one.saved)])
 
     def _outside_forward(self, index: int) -> Form:
         """Values from outside that are alive while this run runs forward: kept, returned at the end, or bound to a name."""
+        if not self.outside:
+            return ZERO
         values = self.outside.values()
         return sum([one.form for one in values if one.provider < index and (one.saved or one.returned or index <= one.last)])
 
     def _outside_backward(self, index: int) -> Form:
         """Values from outside that are alive while this run runs backward."""
+        if not self.outside:
+            return ZERO
         values = self.outside.values()
         held = [
             one.form for one in values if (one.saved and index >= one.first) or (one.returned and self.outputs_kept) or one.leaf
@@ -130,9 +138,9 @@ class Timeline:
             else:
                 held = self.masks[index] if phase == "forward" or self.masks_stay else ZERO
             held += self._outside_forward(index) + self.tables
-            period_kept = sum([run.kept(place) for place in range(len(run.blocks))])
+            period_kept = sum(self.kept[index])
             if run.unit:
-                source = run.kept(0) if enters else ZERO
+                source = self.kept[index][0] if enters else ZERO
                 self._nested(run, phase, kept + casts + held, source)
                 kept, recomputed = kept + source, recomputed + period_kept * run.repeat - source
                 casts += sum([one.region_casts for one in run.bare]) * run.repeat
@@ -142,7 +150,7 @@ class Timeline:
             casts += period_casts * (run.repeat - 1)
             for place, memory in enumerate(run.bare):
                 self.note(phase, run.names[place], kept + casts + held + _in_transit(run, memory), memory.forward)
-                kept += run.kept(place)
+                kept += self.kept[index][place]
                 casts += memory.region_casts + memory.returned[0]
             if run.role == "embedding" or not index:
                 embedded = self._embedded(index)
@@ -181,25 +189,27 @@ class Timeline:
             held += self.masks[index] if self.masks_stay else ZERO
             held += cache
             released = [memory.returned[1] if self.outputs_kept else ZERO for memory in run.blocks]
-            period_kept = sum([run.kept(place) for place in range(len(run.blocks))])
+            period_released = sum(released)
+            period_kept = sum(self.kept[index])
             turns = {0, run.repeat - 1, *range(min(len(run.turns), run.repeat))}
             for turn in sorted(turns):
                 inside = before[index] + period_kept * (run.repeat - 1 - turn)
                 prefixes = [inside]
-                for place in range(len(run.blocks)):
-                    prefixes.append(prefixes[-1] + run.kept(place))
-                later = grown + run.gradients(turn) + sum(released) * turn
-                for place in range(len(run.blocks) - 1, -1, -1):
-                    memory = run.turn(turn)[place]
+                for kept in self.kept[index]:
+                    prefixes.append(prefixes[-1] + kept)
+                later = grown + run.gradients(turn) + period_released * turn
+                blocks = run.turn(turn)
+                for place in range(len(blocks) - 1, -1, -1):
+                    memory = blocks[place]
                     span = run.span(place)
                     base = prefixes[place if span is None else span[0]] + later + held
-                    self._block(run, run.turn(turn), place, base, waiting)
+                    self._block(run, blocks, place, base, waiting)
                     later += memory.gradients + released[place]
                     if memory.read:
                         waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
                     for value in memory.provided:
                         waiting.pop(value.name, None)
-            grown += run.gradients(run.repeat) + run.settled + sum(released) * run.repeat
+            grown += run.gradients(run.repeat) + run.settled + period_released * run.repeat
 
     def _block(self, run: Run, blocks: tuple[BlockMemory, ...], place: int, base: Form, waiting: dict[str, Form]) -> None:
         memory, span = blocks[place], run.span(place)

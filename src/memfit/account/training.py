@@ -6,6 +6,7 @@ holds gradients and its own scratch. Blocks repeat, so within a run of equal blo
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -72,7 +73,8 @@ class TrainingPolicy(NamedTuple):
 
 def _uses_of_tied(model: Model, kernels: KernelPolicy) -> dict[str, list[tuple[int, str]]]:
     """Where each trained tied parameter is used: the segment and the kind of operation, in order of execution."""
-    if not (kernels.train_all or kernels.choice):
+    tied: AbstractSet[str] = model.tied
+    if not tied or not (kernels.train_all or kernels.choice):
         return {}
     saved = kernels.choice.saved if kernels.choice else ()
     used = [
@@ -83,9 +85,8 @@ def _uses_of_tied(model: Model, kernels: KernelPolicy) -> dict[str, list[tuple[i
         for one in op.parameters
         if target_of(one) not in saved
     ]
-    tied = {one.tied_to for segment in model.segments for block in segment.blocks for one in block.parameters if one.tied_to}
     if kernels.choice:
-        tied &= {one.parameter.name for one in trained_parameters(model, kernels) if not one.copied}
+        tied = tied & {one.parameter.name for one in trained_parameters(model, kernels) if not one.copied}
     found: dict[str, list[tuple[int, str]]] = {name: [] for name in tied}
     for name, use in used:
         if name in tied:
@@ -93,7 +94,7 @@ def _uses_of_tied(model: Model, kernels: KernelPolicy) -> dict[str, list[tuple[i
     return found
 
 
-def _accumulation(uses: dict[str, list[tuple[int, str]]], index: int, *, persist: bool) -> Accumulation:
+def _accumulation(uses: dict[str, list[tuple[int, str]]], index: int, alone: Accumulation) -> Accumulation:
     """What becomes of gradients in this segment: those of tied parameters wait for, or are added to, other segments' ones.
 
     A head's gradient is a view, to which nothing is added in place: its sum with the next is a new tensor.
@@ -107,7 +108,7 @@ def _accumulation(uses: dict[str, list[tuple[int, str]]], index: int, *, persist
             completes.add(name)
         else:
             joins.add(name)
-    return Accumulation(persist, frozenset(pending), frozenset(completes), frozenset(joins))
+    return alone._replace(pending=frozenset(pending), completes=frozenset(completes), joins=frozenset(joins))
 
 
 def _inputs(model: Model, kernels: KernelPolicy) -> Form:
@@ -144,14 +145,14 @@ def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
 def _saved_masks(model: Model, kernels: KernelPolicy, policy: StepPolicy, masks: tuple[Form, ...]) -> Form:
     """Masks that autograd holds: as inputs of checkpoints, or because a trained position bias was laid over them."""
     axes = model.checkpointed_masks if policy.checkpointing.recomputes else ()
-    if not policy.checkpointing.all_layers:
+    if kernels.padded and kernels.attention == "sdpa" and kernels.train_all and not policy.checkpointing.all_layers:
         biased = any(
             op.kind == "attention" and len(op.inputs) > 3
             for segment in model.segments
             for block in segment.blocks
             for op in block.ops
         )
-        axes += (PAIR,) if biased and kernels.padded and kernels.attention == "sdpa" and kernels.train_all else ()
+        axes += (PAIR,) if biased else ()
     return sum([form(TEMPORARY, axis, num_bytes) for _, axis, num_bytes in parts(sum(masks)) if axis in axes])
 
 
@@ -184,14 +185,14 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     checkpointing = policy.checkpointing
     if checkpointing.recomputes and model.reads_across_blocks:
         kernels = kernels._replace(checkpointed=True)
-    conditions = Conditions(kernels, Accumulation(), policy.outputs_kept, False, kernels.precision.weight)
+    persist = policy.gradients_persist or policy.step_scratch >= 0  # a gradient is gone when its parameter has taken it
+    alone = Accumulation(persist, step_scratch=policy.step_scratch)
+    conditions = Conditions(kernels, alone, policy.outputs_kept, False, kernels.precision.weight)
     for index, segment in enumerate(model.segments):
-        in_backward = policy.step_scratch >= 0
-        persist = policy.gradients_persist or in_backward  # either way a gradient is gone when its parameter has taken it
-        accumulation = Accumulation(persist)
-        if uses and segment.role in ("embedding", "head"):
-            accumulation = _accumulation(uses, index, persist=persist)
-        conditions = conditions._replace(accumulation=accumulation._replace(step_scratch=policy.step_scratch))
+        shares = bool(uses) and segment.role in ("embedding", "head")
+        accumulation = _accumulation(uses, index, alone) if shares else alone
+        if accumulation is not conditions.accumulation:
+            conditions = conditions._replace(accumulation=accumulation)
         checkpointed = checkpointing.recomputes and segment.role == "layers"
         if (checkpointed and _inputs_require_grad(model, kernels)) or (kernels.virtual_tokens and segment.role == "layers"):
             conditions = conditions._replace(requires_grad=True)
@@ -204,7 +205,7 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
             once=not checkpointing.all_layers,
         )
         if checkpointed and checkpointing.kind == "offloaded":
-            found = [run._replace(offloaded=True) for run in found]
+            found = tuple([run._replace(offloaded=True) for run in found])
         # modules around the layers are checkpointed beside them only where every layer is
         runs += [run._replace(unit=segment.unit) for run in found] if segment.unit and checkpointing.kind == "full" else found
     return arranged(runs, checkpointing)
@@ -253,21 +254,44 @@ class _Totals(NamedTuple):
 
     weights: int
     trained: list[Trained]
+    parameters: int
+    """Elements that are trained."""
     gradients: int
     inputs: Form
 
 
 @lru_cache(maxsize=256)
+def _stored(kernels: KernelPolicy) -> KernelPolicy:
+    """The policy without what changes how operations run, but not what is stored and trained: loss, attention and the like."""
+    return KernelPolicy(
+        precision=kernels.precision,
+        quantized=kernels.quantized,
+        train_all=kernels.train_all,
+        choice=kernels.choice,
+        norm_dtype=kernels.norm_dtype,
+        adapter=kernels.adapter,
+        virtual_tokens=kernels.virtual_tokens,
+        virtual_dtype=kernels.virtual_dtype,
+        adapter_targets=kernels.adapter_targets,
+    )
+
+
 def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
+    return _totals_of(model, _stored(kernels))
+
+
+@lru_cache(maxsize=256)
+def _totals_of(model: Model, kernels: KernelPolicy) -> _Totals:
     trained = trained_tensors(model, kernels)
     added = gradient_bytes(added_tensors(model, kernels)) if not kernels.train_all else 0
     weights = weight_bytes(tensors_of(model), kernels) + added + buffer_bytes(model, kernels)
-    return _Totals(weights, trained, gradient_bytes(trained), _inputs(model, kernels))
+    parameters = sum([one.repeat * one.elements for one in trained])
+    return _Totals(weights, trained, parameters, gradient_bytes(trained), _inputs(model, kernels))
 
 
 def ema_bytes(model: Model, kernels: KernelPolicy, dtype: str) -> int:
     """A moving average of what is trained: elements x bytes of its format."""
-    return sum(one.repeat * one.elements for one in _totals(model, kernels).trained) * DTYPE_BYTES[dtype]
+    return _totals(model, kernels).parameters * DTYPE_BYTES[dtype]
 
 
 def _standing_gradients(totals: _Totals, policy: TrainingPolicy) -> int:
@@ -320,5 +344,5 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
         lazy_states=states,
         lazy_phases=("forward", "loss") if policy.in_backward else ("forward", "loss", "backward"),
         host=per_axis(step.host),
-        trained_parameters=sum(one.repeat * one.elements for one in totals.trained),
+        trained_parameters=totals.parameters,
     )

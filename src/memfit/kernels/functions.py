@@ -17,9 +17,8 @@ def unary(
 ) -> Tensor:
     """One new tensor from one; keeps its input, its result, or nothing. `backward_scratch`: copies of x beside the gradient."""
     out = tape.tensor(x.axis, x.width, dtype or x.dtype)
-    saved = ([x] if save_input else []) + ([out] if save_output else [])
-    scratch = [x.size] * backward_scratch
-    tape.record((x,), (out,), saved=saved, backward_scratch=scratch)
+    saved = (x,) * save_input + (out,) * save_output
+    tape.record((x,), (out,), saved=saved, backward_scratch=(x.size,) * backward_scratch)
     return out
 
 

@@ -176,7 +176,7 @@ class Tape:
         if requires and self.grad:
             for one in outputs:
                 one.requires_grad = True
-            kept = tuple([one.storage for one in saved])
+            kept = tuple([one.storage for one in saved]) if saved else ()
             nodes.append(Node(inputs, outputs, kept, alias, weight_grads, scratch, backward_scratch, view_gradient))
         else:
             nodes.append(Node(inputs, outputs, (), alias, (), scratch, backward_scratch, view_gradient))

@@ -252,6 +252,13 @@ class Model(Record):
         )
 
     @cached_property
+    def tied(self) -> frozenset[str]:
+        """The names of the parameters whose tensor others use as well."""
+        return frozenset(
+            one.tied_to for segment in self.segments for block in segment.blocks for one in block.parameters if one.tied_to
+        )
+
+    @cached_property
     def attention_windows(self) -> frozenset[int | None]:
         """The kinds of attention that its layers have: each distinct sliding window, `None` for full attention."""
         return frozenset(
