@@ -182,10 +182,7 @@ def chain(model: str, when: str, precision: str = "bf16-true", outputs: bool = T
     """Bytes of the logits' chain for each token and vocabulary entry at its largest: `forward`, `kept` or `backward`."""
     memory = measured(model, "head", precision, outputs)
     states: tuple[Form, ...] = (memory.kept,) if when == "kept" else getattr(memory, when)
-    tokens = [
-        sum(value for name, axis, value in parts(state) if name == "logits" and AXES[axis] == "token")
-        for state in states
-    ]
+    tokens = [sum(value for name, axis, value in parts(state) if name == "logits" and AXES[axis] == "token") for state in states]
     return max(tokens) // memfit.load_model(model).vocab_size
 
 

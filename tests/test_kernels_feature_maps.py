@@ -74,9 +74,7 @@ TRANSPOSED = [
 
 
 @pytest.mark.parametrize(("module", "sides", "kernel", "stride", "padding", "more", "groups"), TRANSPOSED)
-def test_transposed_convolutions(
-    module: Any, sides: Any, kernel: Any, stride: Any, padding: Any, more: Any, groups: int
-) -> None:
+def test_transposed_convolutions(module: Any, sides: Any, kernel: Any, stride: Any, padding: Any, more: Any, groups: int) -> None:
     after = maps.transposed(sides, kernel, stride, padding, more)
     channels = (module.in_channels, module.out_channels)
     assert tuple(module(torch.zeros(1, CHANNELS, *sides)).shape) == (1, channels[1], *after)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memfit.errors import InputError, UsageError, did_you_mean
-from memfit.job import WORKLOADS, Dimensions, Hardware, Inference, Job, Overheads, Training, Workload
+from memfit.job import WORKLOADS, Dimensions, Hardware, Inference, Job, Overheads, Parallelism, Training, Workload
 from memfit.options import build, checked, options_of
 from memfit.units import format_count
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from memfit.fit.overview import Overview
     from memfit.job import Assumption
     from memfit.model import Model
+
+T = TypeVar("T", Overheads, Parallelism)
 
 __all__ = ["answer", "estimate", "load_model", "make_job", "make_workload", "overview"]
 
@@ -143,15 +145,17 @@ def make_job(
     on: str | Cluster | None = None,
     headroom: float | str | None = None,
     overheads: Overheads | Mapping[str, Any] | None = None,
+    parallelism: Parallelism | Mapping[str, Any] | None = None,
 ) -> Job:
     """The whole question. Raises `InputError` or `UsageError` for what cannot be read."""
     share = options_of(Hardware)["headroom"]
     return Job(
         model=_as_model(model),
         workload=make_workload(workload),
-        overheads=_as_overheads(overheads),
+        overheads=_as(Overheads, overheads),
         cluster=_as_cluster(on),
         headroom=share.default if headroom is None else share.parse(headroom),
+        parallelism=_as(Parallelism, parallelism),
     )
 
 
@@ -163,10 +167,10 @@ def _as_model(model: Model | str | os.PathLike[str] | Mapping[str, Any]) -> Mode
     return model
 
 
-def _as_overheads(overheads: Overheads | Mapping[str, Any] | None) -> Overheads:
-    if overheads is None:
-        return Overheads()
-    return checked(overheads) if isinstance(overheads, Overheads) else build(Overheads, overheads)
+def _as(cls: type[T], given: T | Mapping[str, Any] | None) -> T:
+    if given is None:
+        return cls()
+    return build(cls, given) if isinstance(given, Mapping) else checked(given)
 
 
 def _as_cluster(on: str | Cluster | None) -> Cluster | None:
@@ -188,6 +192,7 @@ def answer(
     on: str | Cluster | None = None,
     headroom: float | str | None = None,
     overheads: Overheads | Mapping[str, Any] | None = None,
+    parallelism: Parallelism | Mapping[str, Any] | None = None,
 ) -> Answer:
     """Will it fit, what are the limits, and what is the smallest change that makes it fit?
 
@@ -197,13 +202,14 @@ def answer(
         on: the devices (`"8xh100-80gb"`, `"4090"`, `"24GiB"`); without them there is no verdict.
         headroom: share of the usable memory that is to stay free; a tenth if not given.
         overheads: the runtime, and what it takes beside the tensors, set by hand.
+        parallelism: degrees such as `{"tp": 8}` or `{"fsdp": True}`; what is left open is decided from the devices.
 
     Raises:
         InputError, UsageError: what cannot be read or used. A job that does not fit is an answer, not an error.
     """
     from memfit import fit
 
-    return fit.answer(make_job(model, workload, on=on, headroom=headroom, overheads=overheads))
+    return fit.answer(make_job(model, workload, on=on, headroom=headroom, overheads=overheads, parallelism=parallelism))
 
 
 def estimate(
@@ -213,11 +219,12 @@ def estimate(
     on: str | Cluster | None = None,
     headroom: float | str | None = None,
     overheads: Overheads | Mapping[str, Any] | None = None,
+    parallelism: Parallelism | Mapping[str, Any] | None = None,
 ) -> Estimate:
     """The memory alone: components, phases and peak of every rank. Arguments and errors as in `answer`."""
     from memfit import account
 
-    job = make_job(model, workload, on=on, headroom=headroom, overheads=overheads)
+    job = make_job(model, workload, on=on, headroom=headroom, overheads=overheads, parallelism=parallelism)
     return account.estimate(account.resolve(job).job)
 
 
@@ -236,7 +243,7 @@ def overview(
     return table.overview(
         _as_model(model),
         _clusters(on),
-        overheads=_as_overheads(overheads),
+        overheads=_as(Overheads, overheads),
         headroom=share.default if headroom is None else share.parse(headroom),
         resolve=account.resolve,
         estimate=account.estimate,

@@ -205,12 +205,58 @@ class Hardware(Options):
         group="hardware")
 
 
+class Parallelism(Options):
+    """How the work is spread over devices. `None`: decided from the devices, the runtime and the other degrees."""
+
+    tp: int | None = option(None, "Tensor parallelism: devices that share each layer's matrices and heads", kind="tokens",
+        minimum=1, maximum=1 << 16, unit="devices", group="parallelism",
+        aliases=("tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel"))
+    sp: bool | None = option(None, "Sequence parallelism beside --tp: norms, residuals and dropouts are split along the sequence",
+        kind="flag", group="parallelism", aliases=("sequence-parallel",))
+    pp: int | None = option(None, "Pipeline parallelism: stages that hold a part of the layers each", kind="tokens", minimum=1,
+        maximum=1 << 16, unit="stages", group="parallelism",
+        aliases=("pipeline-parallel-size", "pipeline-model-parallel-size", "pipeline-parallel"))
+    schedule: str = option("1f1b", "Order in which pipeline stages run micro-batches forward and backward", kind="choice",
+        choices=("1f1b", "interleaved", "gpipe", "zero-bubble"), group="parallelism", aliases=("pipeline-parallel-schedule",),
+        choice_aliases={"interleaved1f1b": "interleaved", "interleaved-1f1b": "interleaved", "zb": "zero-bubble"})
+    virtual_stages: int = option(1, "Model chunks of each pipeline stage (interleaved schedule)", kind="tokens", minimum=1,
+        maximum=1 << 12, unit="chunks", group="parallelism", aliases=("virtual-pipeline-model-parallel-size",))
+    cp: int | None = option(None, "Context parallelism: devices that share the tokens of each sequence", kind="tokens", minimum=1,
+        maximum=1 << 16, unit="devices", group="parallelism",
+        aliases=("context-parallel-size", "context-parallel-degree"))
+    ep: int | None = option(None, "Expert parallelism: devices, among the data-parallel ones, that share the experts",
+        kind="tokens", minimum=1, maximum=1 << 16, unit="devices", group="parallelism",
+        aliases=("expert-parallel-size", "expert-model-parallel-size", "expert-parallel"))
+    dp_replicate: int | None = option(None, "Replicas that are kept equal (DDP; the outer degree of HSDP)", kind="tokens",
+        minimum=1, maximum=1 << 20, unit="replicas", group="parallelism",
+        aliases=("data-parallel-size", "data-parallel-replicate-degree", "dp"))
+    dp_shard: int | None = option(None, "Devices over which ZeRO or FSDP splits the states; all that are left if not given",
+        kind="tokens", minimum=1, maximum=1 << 20, unit="devices", group="parallelism",
+        aliases=("data-parallel-shard-degree", "fsdp-size"))
+    zero: int | None = option(None, "ZeRO stage: 1 splits optimizer states, 2 gradients as well, 3 weights as well",
+        kind="tokens", minimum=0, maximum=3, group="parallelism", aliases=("zero-stage",))
+    fsdp: bool = option(False, "Fully sharded data parallelism: --zero 3 as torch does it", kind="flag", group="parallelism",
+        aliases=("fully-shard",))
+    sharding: str | None = option(None, "Whose sharding it is: FSDP2 (fully_shard), FSDP1, DeepSpeed's ZeRO, Megatron's "
+        "distributed optimizer", kind="choice", choices=("fsdp2", "fsdp1", "deepspeed", "megatron"), group="parallelism",
+        aliases=("fsdp-version",), choice_aliases={"1": "fsdp1", "2": "fsdp2"})
+    offload: str = option("none", "What waits in host memory between its uses: optimizer (states and their update), params "
+        "(sharded weights as well)", kind="choice", choices=("none", "optimizer", "params"), group="parallelism",
+        aliases=("cpu-offload",), choice_aliases={"true": "params", "false": "none", "cpu": "optimizer"})
+
+
+ALL_OPEN = Parallelism()
+"""Nothing said of it: on one device there is nothing to decide."""
+
+
 class Overheads(Options):
     """What the software takes beside the tensors. `None`: from the runtime's and the device's own facts."""
 
     runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch; with a release: hf@4.57",
         kind="choice", versioned="4.57", choices=("hf", "hf-trainer", "torch"), group="runtime",
         choice_aliases={"transformers": "hf", "trainer": "hf-trainer", "pytorch": "torch"})
+    communication: int | None = option(None, "Memory that NCCL takes on each device for its communicators", kind="size",
+        minimum=0, group="overhead", unit="bytes", aliases=("nccl",))
     cuda_context: int | None = option(None, "Memory that the driver's context takes on each device", kind="size", minimum=0,
         group="overhead", unit="bytes", aliases=("context-memory",))
     workspace: int | None = option(None, "Library workspaces (cuBLAS) inside the allocator", kind="size", minimum=0,
@@ -270,3 +316,4 @@ class Job(Record):
     overheads: Overheads = Overheads()
     cluster: Cluster | None = None
     headroom: float = 0.1
+    parallelism: Parallelism = ALL_OPEN

@@ -47,12 +47,17 @@ def resolve_checkpointing(model: Model, workload: Training, choices: Choices) ->
 
 def resolve_step(job: Job, workload: Training, choices: Choices) -> None:
     """DDP over several devices; an optimizer that steps within backward needs every gradient to be final when it arrives."""
-    several = job.cluster is not None and job.cluster.count > 1
+    layout = job.parallelism
+    several = (layout.dp_replicate or 1) > 1 and not layout.zero
     if workload.ddp is None:
         choices.changes["ddp"] = "copies" if several else "none"
         if several:
             why = "whole replicas are kept equal by DistributedDataParallel, whose buckets are copies of the gradients"
             choices.assume("ddp", "copies", why)
+    elif workload.ddp != "none" and layout.zero:
+        raise UsageError(
+            f"--ddp {workload.ddp}: --zero {layout.zero} has buffers of its own for gradients: leave out one of them"
+        )
     elif workload.ddp != "none" and job.cluster is not None and not several:
         raise UsageError(f"--ddp {workload.ddp}: one device has nobody to share gradients with; name several: --on 2x...")
     if workload.ema_dtype is not None and workload.ema == "none":

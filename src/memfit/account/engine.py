@@ -14,9 +14,10 @@ from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
+from memfit.account.ranks import RankJob, groups_of, rank_jobs
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.states import state_bytes, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
+from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes, trained_elements
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -58,12 +59,23 @@ def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> i
     return state_bytes(optimizer, trained_tensors(model, kernels))
 
 
-def compile_job(job: Job) -> Compiled:
-    """The compiled profile of a resolved job; compiled once per model, kernels and policy."""
+def compile_job(job: Job, in_flight: int = 1) -> Compiled:
+    """The compiled profile of a resolved job on one of its ranks; compiled once per model, kernels and policy.
+
+    `in_flight`: micro-batches whose activations are alive at the same time, in a pipeline.
+    """
     workload = job.workload
     if isinstance(workload, Inference):
         return _compile_inference(job, workload)
-    return _compile_training(job, workload)
+    return _compile_training(job, workload, in_flight)
+
+
+def trained_parameters(job: Job) -> int | None:
+    """Elements that the optimizer updates in the whole model; `None` if not counted."""
+    if isinstance(job.workload, Inference):
+        return None
+    kernels, _ = training_policies(job, job.workload)
+    return trained_elements(job.model, kernels)
 
 
 def chunks_of(model: Model, tokens: int) -> int:
@@ -71,8 +83,10 @@ def chunks_of(model: Model, tokens: int) -> int:
     return -(-tokens // model.chunk) if model.chunk else 0
 
 
-def _compile_training(job: Job, workload: Training) -> Compiled:
+def _compile_training(job: Job, workload: Training, in_flight: int) -> Compiled:
     kernels, policy = training_policies(job, workload)
+    if in_flight > 1:
+        policy = policy._replace(in_flight=in_flight)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
     numbers = Numbers(workload.batch, seq, seq, target, target, chunks=chunks_of(job.model, seq))
@@ -131,10 +145,11 @@ def least_bytes(job: Job) -> int:
 
     0 for inference, whose estimates are cheap. Without a compilation it rules out alternatives that cannot fit.
     """
-    if isinstance(job.workload, Inference):
+    workload = job.workload
+    if isinstance(workload, Inference):
         return 0
-    kernels, policy = training_policies(job, job.workload)
-    return resident_bytes(job.model, kernels, policy)
+    found = [(one.job.model, *training_policies(one.job, workload)) for one in rank_jobs(job)]
+    return max([resident_bytes(model, kernels, policy) for model, kernels, policy in found])
 
 
 class _Binding(NamedTuple):
@@ -174,26 +189,41 @@ def estimate(job: Job) -> Estimate:
     """The memory of a resolved job on each of its devices.
 
     Raises:
-        UsageError: a custom optimizer that cannot be read, precisions that contradict each other.
+        UsageError: a custom optimizer that cannot be read, precisions that contradict each other, degrees that the model does
+            not allow.
     """
-    compiled = compile_job(job)
+    found = [(one, compile_job(one.job, one.in_flight)) for one in rank_jobs(job)]
+    ranks = tuple([_rank(one, compiled) for one, compiled in found])
+    worst = max(range(len(ranks)), key=lambda place: ranks[place].peak.device_bytes)
+    of, compiled = found[worst]
+    whole = compiled.profile.trained_parameters if of.job is job else trained_parameters(job)
+    return Estimate(
+        ranks=ranks,
+        host_bytes=max([one.host_bytes + amount(one.profile.host, _monomials(one)) for _, one in found]),
+        cache=_cache_use(of.job, compiled),
+        trainable_parameters=whole,
+    )
+
+
+def _monomials(compiled: Compiled) -> tuple[int, ...]:
+    return monomials(compiled.numbers[0], compiled.profile.windows)
+
+
+def _rank(of: RankJob, compiled: Compiled) -> Rank:
+    """One of the distinct ranks."""
+    job = of.job
     values, counts = _evaluated(compiled)
     allocated = max(values)
     moment = compiled.profile.moments[values.index(allocated)]
     largest = _Binding(moment, allocated, counts[moment.numbers])
-    device = job.cluster.device if job.cluster else None
-    given = job.overheads
     at_peak = _components(compiled, largest)
     dynamic = allocated - sum([at_peak.get(name, 0) for name in STATIC_COMPONENTS])
-    outside = {
-        "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
-        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
-    }
+    outside = _outside(job, dynamic)
     profile, first = compiled.profile, counts[0]
     training = bool(profile.kept)
-    rank = _ComputedRank(
-        rank="0",
-        count=job.cluster.count if job.cluster else 1,
+    return _ComputedRank(
+        rank=of.name,
+        count=of.devices,
         components=(),
         phases=(),
         peak=_peak(job, compiled, largest, at_peak, outside),
@@ -202,12 +232,20 @@ def estimate(job: Job) -> Estimate:
         backward_end_bytes=amount(profile.backward_end, first) if training else None,
         details=partial(_details, job, compiled, at_peak, outside),
     )
-    return Estimate(
-        ranks=(rank,),
-        host_bytes=compiled.host_bytes + amount(profile.host, first),
-        cache=_cache_use(job, compiled),
-        trainable_parameters=profile.trained_parameters,
-    )
+
+
+def _outside(job: Job, dynamic: int) -> dict[str, Overhead]:
+    """What the process takes beside its tensors, but for the workspaces, which are among them."""
+    device, given = job.cluster.device if job.cluster else None, job.overheads
+    found = {
+        "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
+        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
+    }
+    groups = groups_of(job)
+    if groups:
+        said = given.communication
+        found["communication"] = overheads.communication(device, groups) if said is None else _fixed(said)
+    return found
 
 
 def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, int], outside: dict[str, Overhead]) -> Peak:
@@ -222,7 +260,7 @@ def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, in
         sizes = {WORKING_SET[0]: sum([at_peak.get(name, 0) for name in WORKING_SET])}
     parts += [(value, *bounds(name, value, uncertainty, working)) for name, value in sizes.items()]
     reserved = binding.allocated + outside["fragmentation"].bytes
-    total = reserved + outside["context"].bytes
+    total = reserved + sum([one.bytes for name, one in outside.items() if name != "fragmentation"])
     low, high, safe = combine(total, parts, certain_model=not uncertainty)
     return Peak(
         phase=binding.moment.phase,

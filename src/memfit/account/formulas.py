@@ -9,6 +9,7 @@ from memfit.account.checkpoints import Checkpointing, find_checkpointing, num_ch
 from memfit.account.optimizers import Trained, find_optimizer
 from memfit.account.overheads import FRAGMENTATION_SHARE
 from memfit.account.policies import trained_format
+from memfit.account.ranks import groups_of
 from memfit.account.states import BLOCKWISE_BLOCK, added_tensors, gradient_bytes, trained_tensors
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
@@ -224,6 +225,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "inputs": _inputs,
     "temporary": _temporary,
     "workspace": lambda job, compiled: "cuBLAS, one per thread",
+    "communication": lambda job, compiled: f"NCCL communicators of {', '.join(map(str, groups_of(job)))} devices",
     "context": lambda job, compiled: "driver context with loaded kernels",
     "fragmentation": lambda job, compiled: (
         f"{FRAGMENTATION_SHARE[1]} % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"

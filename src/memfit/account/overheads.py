@@ -55,6 +55,27 @@ def context(device: Device | None) -> Overhead:
     )
 
 
+NCCL_FIRST = {2: 342 * MiB, 4: 392 * MiB}
+"""A process's first communicator of so many devices or more (aiconfigurator systems/*.yaml: 342 MiB at 2, 392 MiB at 4 and 8)."""
+NCCL_NEXT = 128 * MiB
+"""Judgement: each further communicator has buffers of its own; published readings go from tens of MiB to 1.6 GB (nccl#864)."""
+_NCCL = (
+    "NCCL: 342 MiB for the first communicator of 2 devices, 392 MiB of 4 or more, about 128 MiB for each further one; published "
+    "readings differ by a factor of four (NCCL_MAX_NCHANNELS, NVLS)"
+)
+
+
+def communication(device: Device | None, groups: tuple[int, ...]) -> Overhead:
+    """Buffers of the communicators that a process takes part in; `groups`: the devices of each."""
+    sizes = [size for size in groups if size > 1]
+    if not sizes:
+        return Overhead(0, 0, 0, "one device")
+    if device is not None and device.kind in ("tpu", "unified"):
+        return Overhead(0, 0, 256 * MiB, f"no NCCL on a {device.kind}")
+    expected = NCCL_FIRST[4 if max(sizes) >= 4 else 2] + NCCL_NEXT * (len(sizes) - 1)
+    return Overhead(expected, expected // 3, 3 * expected, _NCCL)
+
+
 FRAGMENTATION_SHARE = (0, 10, 35)
 """Percent of what comes and goes (not weights, states, cache) that the allocator reserves beyond it: low, expected, high."""
 FRAGMENTATION_SOURCE = (

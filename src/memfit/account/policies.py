@@ -5,9 +5,11 @@ from __future__ import annotations
 from memfit.account import finetuning, overheads
 from memfit.account.checkpoints import find_checkpointing
 from memfit.account.evaluation import EvaluationPolicy
+from memfit.account.layout import layout_of
 from memfit.account.optimizers import Optimizer, find_optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.resolve import runtime_of
+from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.training import TrainingPolicy
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
@@ -104,8 +106,17 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         buckets=workload.ddp or "none",
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
         evaluation=_evaluation(job, workload),
+        sharding=_sharding(job),
     )
     return kernels, policy
+
+
+def _sharding(job: Job) -> Sharding:
+    """How the states are split over data-parallel devices."""
+    one = layout_of(job)
+    if not one.zero or one.shards == 1:
+        return UNSHARDED
+    return Sharding(one.scheme, one.zero, one.shards, one.dp_replicate, one.offload)
 
 
 def _evaluation(job: Job, workload: Training) -> EvaluationPolicy | None:

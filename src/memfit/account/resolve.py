@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
+from memfit.account.layout import layout_of, resolve_parallelism
+from memfit.account.ranks import check_layout, groups_of
 from memfit.account.unused import unused
 from memfit.errors import UsageError
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
@@ -54,6 +56,8 @@ def resolve(job: Job) -> Resolved:
     workload = job.workload
     choices = Choices(workload)
     choices.assumptions += job.model.assumptions
+    parallelism = resolve_parallelism(job, runtime_of(job), choices)
+    job = job.replace(parallelism=parallelism) if parallelism is not job.parallelism else job
     if isinstance(workload, Inference):
         _resolve_inference(job, workload, choices)
     else:
@@ -74,7 +78,8 @@ def resolve(job: Job) -> Resolved:
         training_policy(str(resolved.precision), resolved.weight_dtype)
         assert isinstance(workload, Training)
         choices.warnings += unused(job.model, workload, resolved)
-    filled = job.replace(workload=resolved)
+    filled = job.replace(workload=resolved, parallelism=parallelism)
+    check_layout(filled)
     _warn_of_size(job, choices)
     _assume_overheads(filled, choices)
     _warn_of_devices(job, choices)
@@ -302,6 +307,11 @@ def _assume_overheads(job: Job, choices: Choices) -> None:
         choices.assumptions.append(
             Assumption(name="workspace", value=format_gib(found.bytes), why=found.source, flag="--workspace")
         )
+    if given.communication is None and layout_of(job).devices > 1:
+        found = overheads.communication(device, groups_of(job))
+        choices.assumptions.append(
+            Assumption(name="communication", value=format_gib(found.bytes), why=found.source, flag="--communication")
+        )
     if given.cuda_context is None:
         found = overheads.context(device)
         choices.assumptions.append(
@@ -337,13 +347,6 @@ def _warn_of_devices(job: Job, choices: Choices) -> None:
     cluster = job.cluster
     if cluster is None:
         return
-    if cluster.count > 1:
-        choices.warnings.append(
-            (
-                "replicated",
-                f"each of the {cluster.count} devices is counted with a whole replica; sharding over them is not counted",
-            )
-        )
     _warn_of_formats(job, choices)
     if cluster.device.kind in ("tpu", "unified", "npu"):
         choices.warnings.append(

@@ -30,6 +30,7 @@ from memfit.account.forms import (
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.selection import trained_parameters
+from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.states import (
     added_tensors,
     buffer_bytes,
@@ -69,6 +70,9 @@ class TrainingPolicy(NamedTuple):
     ema: str = ""
     """Format of a moving average of the weights on the device."""
     evaluation: EvaluationPolicy | None = None
+    sharding: Sharding = UNSHARDED
+    in_flight: int = 1
+    """Micro-batches whose activations are alive at the same time, in a pipeline."""
 
 
 def _uses_of_tied(model: Model, kernels: KernelPolicy) -> dict[str, list[tuple[int, str]]]:
@@ -287,6 +291,11 @@ def _totals_of(model: Model, kernels: KernelPolicy) -> _Totals:
     weights = weight_bytes(tensors_of(model), kernels) + added + buffer_bytes(model, kernels)
     parameters = sum([one.repeat * one.elements for one in trained])
     return _Totals(weights, trained, parameters, gradient_bytes(trained), _inputs(model, kernels))
+
+
+def trained_elements(model: Model, kernels: KernelPolicy) -> int:
+    """Elements that are trained."""
+    return _totals(model, kernels).parameters
 
 
 def ema_bytes(model: Model, kernels: KernelPolicy, dtype: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from memfit.cli.output import Document
 from memfit.cli.parser import Request
 from memfit.errors import UsageError
-from memfit.job import WORKLOADS, Dimensions, Hardware, Overheads
+from memfit.job import WORKLOADS, Dimensions, Hardware, Overheads, Parallelism
 from memfit.report.look import Look
 
 
@@ -23,6 +23,7 @@ def answer(request: Request) -> Document:
         on=hardware.on,
         headroom=hardware.headroom,
         overheads=request.build(Overheads),
+        parallelism=request.build(Parallelism),
     )
 
     def table(look: Look, explain: bool) -> str:

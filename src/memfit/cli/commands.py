@@ -21,6 +21,7 @@ class Command(NamedTuple):
 
 
 _ABOUT_A_MODEL = ("Hardware", "Overheads", "Dimensions")
+_ABOUT_A_JOB = ("Parallelism", *_ABOUT_A_MODEL)
 _MODEL_FORMS = "a preset, a Hub id, a path to a config.json or its folder, - for standard input, or a size such as 7B"
 
 COMMANDS: tuple[Command, ...] = (
@@ -45,7 +46,7 @@ COMMANDS: tuple[Command, ...] = (
             ("memfit serve 70B --quantization int4 --on 2x4090 --json", "a model by its size, as JSON"),
         ),
         handler="memfit.cli.ask:answer",
-        options=("Inference", *_ABOUT_A_MODEL),
+        options=("Inference", *_ABOUT_A_JOB),
         argument="MODEL",
         aliases=("serve",),
     ),
@@ -58,7 +59,7 @@ COMMANDS: tuple[Command, ...] = (
             ("memfit train --layers 32 --hidden 4096 --heads 32 --on 80GB", "a model by its dimensions"),
         ),
         handler="memfit.cli.ask:answer",
-        options=("Training", *_ABOUT_A_MODEL),
+        options=("Training", *_ABOUT_A_JOB),
         argument="MODEL",
     ),
     Command(
@@ -70,7 +71,7 @@ COMMANDS: tuple[Command, ...] = (
             ("memfit finetune 8B --method full --optimizer paged-adamw-8bit --on h100", "every parameter"),
         ),
         handler="memfit.cli.ask:answer",
-        options=("FineTuning", *_ABOUT_A_MODEL),
+        options=("FineTuning", *_ABOUT_A_JOB),
         argument="MODEL",
         aliases=("fine-tune",),
     ),

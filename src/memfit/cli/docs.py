@@ -12,7 +12,7 @@ from memfit.cli.commands import COMMANDS
 from memfit.cli.parser import GROUP_TITLES, negative_strings, option_strings
 from memfit.cli.presentation import Presentation
 from memfit.errors import InputError
-from memfit.job import Dimensions, FineTuning, Hardware, Inference, Overheads, Training
+from memfit.job import Dimensions, FineTuning, Hardware, Inference, Overheads, Parallelism, Training
 from memfit.options import Option, options_of
 from memfit.report.markdown import code, escape, table
 
@@ -21,12 +21,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "training": ("Training",),
     "finetuning": ("FineTuning",),
     "inference": ("Inference",),
+    "parallelism": ("Parallelism",),
     "hardware": ("Hardware", "Overheads"),
     "model": ("Dimensions",),
     "output": ("Presentation",),
 }
 _CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (Training, FineTuning, Inference, Hardware, Overheads, Dimensions, Presentation)
+    cls.__name__: cls for cls in (Training, FineTuning, Inference, Hardware, Overheads, Parallelism, Dimensions, Presentation)
 }
 
 

@@ -125,7 +125,7 @@ INPUT_KINDS = ("train", "finetune", "infer")
 
 def input_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema of the inputs of `memfit train`, `finetune` or `infer`: the fields of the registry and `model`."""
-    from memfit.job import WORKLOADS, Dimensions, Hardware, Overheads
+    from memfit.job import WORKLOADS, Dimensions, Hardware, Overheads, Parallelism
     from memfit.options import json_schema
 
     schema = json_schema(WORKLOADS[kind], f"memfit {kind}")
@@ -136,7 +136,7 @@ def input_schema(kind: str) -> dict[str, Any]:
         }
     }
     properties.update(schema["properties"])
-    for cls in (Hardware, Overheads, Dimensions):
+    for cls in (Parallelism, Hardware, Overheads, Dimensions):
         properties.update(json_schema(cls, "")["properties"])
     return {**schema, "properties": properties}
 

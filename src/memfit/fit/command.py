@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from memfit.job import Hardware, Job, Overheads
+from memfit.job import Hardware, Job, Overheads, Parallelism
 from memfit.options import options_of
 
 
@@ -21,6 +21,7 @@ def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None 
         values |= {name: value for name, value in changed.items() if not _follows(name, asked.workload, edited.workload)}
     words = ["memfit", target.workload.kind, *model_words(asked)]
     words += _flags(type(target.workload), values)
+    words += _flags(Parallelism, _parallelism(asked, edited, resolved))
     words += _flags(Overheads, _given(asked.overheads, asked.overheads))
     if asked.headroom != options_of(Hardware)["headroom"].default:
         words += ["--headroom", f"{asked.headroom:g}"]
@@ -28,6 +29,15 @@ def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None 
     if where:
         words += ["--on", shlex.quote(where)]
     return " ".join(words)
+
+
+def _parallelism(asked: Job, edited: Job | None, resolved: Job | None) -> dict[str, Any]:
+    """What was said of the layout, and what an edit changes of it. Degrees that follow from the devices are left out."""
+    values = _given(asked.parallelism, asked.parallelism)
+    if edited is not None and resolved is not None and edited.parallelism != resolved.parallelism:
+        values |= _changed(resolved.parallelism, edited.parallelism)
+        values = {name: value for name, value in values.items() if value != 1 or name == "zero"}
+    return values
 
 
 def model_words(job: Job) -> list[str]:

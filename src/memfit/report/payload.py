@@ -13,11 +13,31 @@ if TYPE_CHECKING:
     from memfit.account.estimate import CacheUse, Component, Peak, Phase, Rank
     from memfit.devices import Cluster
     from memfit.fit.answer import Answer
+    from memfit.job import Job
 
 SCHEMA_VERSION = 1
 
-ONE_DEVICE = {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "sp": 1, "cp": 1, "pp": 1, "ep": 1, "zero": 0}
-"""The degrees of a job on one device; `zero` is the ZeRO stage. Several devices each hold a replica: `dp_replicate`."""
+
+def _parallelism(job: Job) -> dict[str, Any]:
+    """The degrees of the layout; `zero` is the ZeRO stage, `sp` the devices that share a sequence beside `tp`."""
+    from memfit.account.layout import layout_of
+
+    one = layout_of(job)
+    replicas = 1 if job.cluster is None else job.cluster.count // (one.devices // one.dp_replicate)
+    return {
+        "dp_replicate": max(replicas, one.dp_replicate),
+        "dp_shard": one.dp_shard,
+        "tp": one.tp,
+        "sp": one.tp if one.sp else 1,
+        "cp": one.cp,
+        "pp": one.pp,
+        "ep": one.ep,
+        "zero": one.zero,
+        "sharding": one.scheme or None,
+        "schedule": one.schedule if one.pp > 1 else None,
+        "virtual_stages": one.virtual_stages,
+        "offload": one.offload,
+    }
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
@@ -30,7 +50,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "notice": NOTICE,
         "model": _model(answer),
         "workload": _workload(answer),
-        "parallelism": {**ONE_DEVICE, "dp_replicate": 1 if job.cluster is None else job.cluster.count},
+        "parallelism": _parallelism(job),
         "runtime": _runtime(job.overheads.runtime),
         "device": None if job.cluster is None else _device(job.cluster),
         "ranks": [_rank(rank) for rank in estimate.ranks],
@@ -48,6 +68,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "verify": [{"how": one.why, "command": one.command} for one in answer.verify],
         "next": [{"why": one.why, "command": one.command} for one in answer.next],
         "overheads": {
+            "communication": job.overheads.communication,
             "cuda_context": job.overheads.cuda_context,
             "workspace": job.overheads.workspace,
             "fragmentation": job.overheads.fragmentation,

@@ -42,5 +42,11 @@ class Runtime(NamedTuple):
     """The format of the values that a cache object holds: their own, or that of the keys."""
     kbit_prep: str = "none"
     """What its own programs make of a model that is loaded in 4 bits: none | full | norms (see --kbit-prep)."""
+    shards: int = 0
+    """The ZeRO stage that it takes over several devices where no degree is given; 0: replicas (DDP)."""
+    sharding: str = ""
+    """Whose sharding it brings: fsdp2 | fsdp1 | deepspeed | megatron; empty: torch's for --fsdp, DeepSpeed's for --zero."""
+    sequence_parallel: bool = False
+    """Whether tensor parallelism brings sequence parallelism with it."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""

@@ -43,9 +43,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def model_of(
-    name: str, changes: tuple[tuple[str, Any], ...] = (), activations: tuple[tuple[str, str], ...] = ()
-) -> Model:
+def model_of(name: str, changes: tuple[tuple[str, Any], ...] = (), activations: tuple[tuple[str, str], ...] = ()) -> Model:
     """The model whose config the corpus carries under this name, with keys of it changed.
 
     `activations`: what a program runs in place of others.

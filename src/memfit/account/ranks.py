@@ -1,0 +1,58 @@
+"""The distinct ranks of a job, each as a job about the part of the model that it holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memfit.account.layout import layout_of
+from memfit.job import Inference, Job, Training
+from memfit.parallel import rank_models
+
+
+class RankJob(NamedTuple):
+    """Ranks with equal memory: the job with the model that each of them holds."""
+
+    name: str
+    devices: int
+    job: Job
+    in_flight: int = 1
+    """Micro-batches whose activations are alive at the same time."""
+
+
+def rank_jobs(job: Job) -> tuple[RankJob, ...]:
+    """The distinct ranks of a resolved job. One device, and replicas of it, are one rank.
+
+    Raises:
+        UsageError: degrees that the model does not allow.
+    """
+    layout = layout_of(job)
+    devices = job.cluster.count if job.cluster else layout.devices
+    if layout.tp == layout.pp == layout.ep == 1:
+        return (RankJob("0", devices, job),)
+    workload = job.workload
+    micro_batches = workload.grad_accum if isinstance(workload, Training) and workload.grad_accum > 1 else None
+    found = rank_models(
+        job.model,
+        tp=layout.tp,
+        sp=layout.sp,
+        pp=layout.pp,
+        ep=layout.ep,
+        schedule="inference" if isinstance(workload, Inference) else layout.schedule,
+        virtual_stages=layout.virtual_stages,
+        micro_batches=micro_batches,
+    )
+    per_stage = devices // layout.pp
+    return tuple([RankJob(one.name, one.stages * per_stage, job.replace(model=one.model), one.in_flight) for one in found])
+
+
+def check_layout(job: Job) -> None:
+    """Raises what `rank_jobs` raises."""
+    rank_jobs(job)
+
+
+def groups_of(job: Job) -> tuple[int, ...]:
+    """Sizes of the groups of devices that a rank communicates in."""
+    one = layout_of(job)
+    data = one.dp_replicate * one.dp_shard * one.cp if isinstance(job.workload, Training) else 1
+    split = (one.dp_replicate, one.shards) if one.zero and one.dp_replicate > 1 else (data,)
+    return tuple(size for size in (one.tp, one.pp, one.cp, one.ep, *split) if size > 1)

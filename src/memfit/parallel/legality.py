@@ -1,0 +1,20 @@
+"""Which degrees a model allows, and why not the others."""
+
+from __future__ import annotations
+
+from memfit.model import Model
+
+
+def tensor_reason(model: Model, tp: int) -> str | None:
+    """Why the model cannot be split over `tp` devices; `None` if it can."""
+    if tp == 1:
+        return None
+    if model.num_heads % tp:
+        return f"{model.num_heads} attention heads do not divide by {tp}"
+    return None
+
+
+def largest_legal(model: Model, devices: int, per_node: int) -> int:
+    """The largest tensor-parallel degree that the model allows, divides `devices` and stays within a machine of `per_node`."""
+    most = min(devices, per_node)
+    return max(tp for tp in range(1, most + 1) if devices % tp == 0 and per_node % tp == 0 and tensor_reason(model, tp) is None)

@@ -1,0 +1,51 @@
+"""The distinct ranks of a job: which part of the model each holds, and how many are like it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memfit.model import Model
+
+
+class RankModel(NamedTuple):
+    """Ranks that hold equal parts of the model."""
+
+    name: str
+    model: Model
+    stages: int = 1
+    """Pipeline stages that are like this one."""
+    in_flight: int = 1
+    """Micro-batches whose activations are alive at the same time at the most."""
+
+
+@lru_cache(maxsize=256)
+def rank_models(
+    model: Model,
+    *,
+    tp: int = 1,
+    sp: bool = False,
+    pp: int = 1,
+    ep: int = 1,
+    schedule: str = "1f1b",
+    virtual_stages: int = 1,
+    micro_batches: int | None = None,
+) -> tuple[RankModel, ...]:
+    """The distinct ranks, in order of their stages. `micro_batches`: those of a step, `None` for as many as fill the pipeline.
+
+    Raises:
+        UsageError: a degree that the model does not allow, with the nearest ones that it does.
+    """
+    if tp > 1:
+        from memfit.parallel.tensor import split_tensors
+
+        model = split_tensors(model, tp, sequence=sp)
+    if ep > 1:
+        from memfit.parallel.experts import split_experts
+
+        model = split_experts(model, ep)
+    if pp > 1:
+        from memfit.parallel.stages import stages
+
+        return stages(model, pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches)
+    return (RankModel("0", model),)
