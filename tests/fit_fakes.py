@@ -105,7 +105,8 @@ def peak_only(device_bytes: Callable[[Job], int]) -> Callable[[Job], Estimate]:
     return lambda job: estimate_of({"backward": {"activations": device_bytes(job)}})
 
 
-STATES = {"adamw": 8, "adamw-foreach": 8, "adamw-fused": 8, "adamw-loop": 8, "adamw-8bit": 2, "paged-adamw-8bit": 0, "sgd": 0}
+STATES = {"adamw": 8, "adamw-foreach": 8, "adamw-fused": 8, "adamw-loop": 8, "adamw-8bit": 2, "paged-adamw-8bit": 0,
+          "adafactor": 0, "sgd": 0}  # fmt: skip
 
 
 def toy(job: Job) -> Estimate:

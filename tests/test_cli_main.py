@@ -169,7 +169,7 @@ def test_the_commands_under_an_overview_can_be_run(ask: Any, on: str) -> None:
 
 def test_the_overview_of_two_named_devices_in_every_format(ask: Any, config: str) -> None:
     rows = ask(config, "--on", "4090,h100", "--format", "csv")[1].splitlines()
-    assert rows[0] == "model,way,device,count,usable_bytes,fits,peak_bytes,phase"
+    assert rows[0] == "model,way,device,count,usable_bytes,fits,peak_bytes,phase,layout,devices"
     assert len(rows) == 1 + 2 * len(json.loads(ask(config, "--json")[1])["ways"])
     markdown = ask(config, "--on", "4090", "--format", "markdown")[1]
     assert "| full fine-tuning |" in markdown

@@ -13,7 +13,7 @@ from memfit.cli.listings import INPUT_KINDS, input_schema
 from memfit.cli.parser import command_options, help_parser, negative_strings, option_strings, parse
 from memfit.cli.presentation import FORMATS, Presentation
 from memfit.errors import InputError
-from memfit.job import WORKLOADS, Dimensions, FineTuning, Hardware, Inference, Overheads, Training
+from memfit.job import WORKLOADS, Dimensions, FineTuning, Hardware, Inference, Overheads, Parallelism, Training
 from memfit.options import Option, options_of
 
 DOCS = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -21,7 +21,7 @@ ABOUT_JOBS = {"train": Training, "finetune": FineTuning, "infer": Inference}
 EVERY_FIELD = [
     (name, one)
     for name, workload in ABOUT_JOBS.items()
-    for cls in (workload, Hardware, Overheads, Dimensions)
+    for cls in (workload, Parallelism, Hardware, Overheads, Dimensions)
     for one in options_of(cls).values()
 ]
 by_name = {command.name: command for command in COMMANDS}
@@ -38,7 +38,7 @@ def test_the_walk_is_over_all_fields_of_the_job_module() -> None:
     declared = {
         cls for cls in vars(memfit.job).values() if isinstance(cls, type) and issubclass(cls, Options) and cls is not Options
     }
-    assert declared == {Training, FineTuning, Inference, Hardware, Overheads, Dimensions}
+    assert declared == {Training, FineTuning, Inference, Parallelism, Hardware, Overheads, Dimensions}
     assert len(EVERY_FIELD) > 80
 
 

@@ -35,12 +35,14 @@ def names(levers: tuple[Lever, ...]) -> list[str]:
 def test_the_order_is_the_cost() -> None:
     # What costs nothing, then throughput, then rounding, then what is trained.
     assert names(LEVERS["train"]) == [
-        "sdpa", "mixer-kernels", "adamw-fused", "fused-loss", "eval-accumulation", "micro-batch", "optimizer-in-backward",
-        "selective-checkpointing", "checkpointing", "offloaded-checkpointing", "adamw-8bit", "paged-adamw-8bit", "bf16-true",
-        "lora", "qlora",
+        "sdpa", "mixer-kernels", "adamw-fused", "fused-loss", "eval-accumulation", "zero-1", "zero-2", "fsdp", "micro-batch",
+        "optimizer-in-backward", "selective-checkpointing", "checkpointing", "offloaded-checkpointing", "sequence-parallel",
+        "tp-2", "tp-4", "tp-8", "tp-16", "adamw-8bit", "paged-adamw-8bit", "adafactor", "offload-optimizer",
+        "pp-2", "pp-4", "pp-8", "pp-16", "bf16-true", "lora", "qlora",
     ]  # fmt: skip
     assert names(LEVERS["infer"]) == [
-        "sdpa", "mixer-kernels", "prefill-chunk", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context",
+        "sdpa", "mixer-kernels", "prefill-chunk", "tp-2", "tp-4", "tp-8", "tp-16",
+        "pp-2", "pp-4", "pp-8", "pp-16", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context",
     ]  # fmt: skip
     assert all(lever.why_here for table in LEVERS.values() for lever in table)
 
@@ -222,6 +224,7 @@ def test_singles_by_hand() -> None:
         "checkpointing": 20_000_000,  # 16 MB + 4,096 x 600 = 18,457,600; the step binds
         "adamw-8bit": 16_144_000,  # states 2 MB instead of 8
         "paged-adamw-8bit": 14_144_000,
+        "adafactor": 14_144_000,  # the toy's factored states are nothing
         "bf16-true": 14_144_000,  # 2 + 2 + 4 MB
         "lora": 8_304_000,  # 2,000,000 + 40,000 + 40,000 + 80,000 + 6,144,000
         "qlora": 6_804_000,

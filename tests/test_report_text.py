@@ -65,9 +65,8 @@ def test_the_overview_shows_its_warnings_in_every_format() -> None:
     config = {"model_type": "gpt2", "n_embd": 8, "n_head": 1, "n_layer": 1, "vocab_size": 8}
     found = api.overview(config, "2x4090,m4-max-64")
     codes = [one["code"] for one in overview_json(found)["warnings"]]
-    assert codes == ["replicated", "other-runtime"]
+    assert codes == ["other-runtime"]
     for text in (overview_text(found, Look(width=200)), overview_markdown(found)):
-        assert text.count("each of the 2 devices is counted with a whole replica") == 1
         assert text.count("on apple they differ") == 1
 
 

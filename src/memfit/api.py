@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memfit.errors import InputError, UsageError, did_you_mean
 from memfit.job import WORKLOADS, Dimensions, Hardware, Inference, Job, Overheads, Parallelism, Training, Workload
-from memfit.options import build, checked, options_of
+from memfit.options import Options, build, checked, options_of
 from memfit.units import format_count
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _as_model(model: Model | str | os.PathLike[str] | Mapping[str, Any]) -> Mode
 def _as(cls: type[T], given: T | Mapping[str, Any] | None) -> T:
     if given is None:
         return cls()
-    return build(cls, given) if isinstance(given, Mapping) else checked(given)
+    return checked(given) if isinstance(given, Options) else build(cls, given)
 
 
 def _as_cluster(on: str | Cluster | None) -> Cluster | None:

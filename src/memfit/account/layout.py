@@ -82,7 +82,7 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
     """
     given, devices = job.parallelism, job.cluster.count if job.cluster else None
     if given == ALL_OPEN and devices in (None, 1):
-        return given
+        return ALL_OPEN
     _refuse_contradictions(job, given)
     if isinstance(job.workload, Inference):
         return _inference(job, given, devices, choices)

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from memfit.account import Resolved, least_bytes
 from memfit.account import estimate as real_estimate
 from memfit.account import resolve as real_resolve
+from memfit.account.estimate import Estimate
+from memfit.account.layout import layout_of
 from memfit.fit.advise import next_steps, verify, warnings
 from memfit.fit.answer import Answer, Limit, Recommendation, RuleOfThumb, Step, Verdict, Warning
+from memfit.fit.devices import more_devices, smallest_clusters
 from memfit.fit.hardware import smallest_devices
 from memfit.fit.kernels import kernels_in_force
 from memfit.fit.ladder import climb
@@ -36,22 +39,32 @@ def judge_estimate(asked: Job, resolved: Resolved, estimate: EstimateFunction) -
     verdict = judge(job, current)
     limits = solve_limits(job, estimate, current)
     ladder = climb(job, estimate, current, least_bytes if estimate is real_estimate else None)
-    devices = smallest_devices(job, estimate, current.peak.device_bytes) if job.cluster is None else ()
+    lacking = verdict is not None and verdict.fits != "yes" and ladder.best is None
+    more = more_devices(job, estimate, current) if lacking else ()
+    where = _where(job, estimate, current) if job.cluster is None else ()
     given = [Warning(code=code, text=text) for code, text in resolved.warnings]
     return Answer(
         job=job,
         estimate=current,
         verdict=verdict,
         limits=limits,
-        recommendations=ladder.recommendations,
+        recommendations=(*more, *ladder.recommendations),
         rule_of_thumb=rule_of_thumb(job, current),
         assumptions=resolved.assumptions,
         warnings=_each_code_once([*given, *warnings(job, estimate, current, verdict)]),
         verify=verify(job, current),
-        next=next_steps(asked, job, estimate, current, verdict, limits, ladder, [device.id for device in devices]),
-        smallest_devices=tuple((device.id, 1) for device in devices),
+        next=next_steps(asked, job, estimate, current, verdict, limits, ladder, where),
+        smallest_devices=where,
         kernels=kernels_in_force(job, estimate, current.peak.device_bytes),
     )
+
+
+def _where(job: Job, estimate: EstimateFunction, current: Estimate) -> tuple[tuple[str, int], ...]:
+    """The smallest devices that hold a job that names none; several of one kind where no single one does."""
+    single = smallest_devices(job, estimate, current.peak.device_bytes)
+    if single or layout_of(job).devices > 1:
+        return tuple((device.id, 1) for device in single)
+    return smallest_clusters(job, estimate)
 
 
 def _each_code_once(found: Iterable[Warning]) -> tuple[Warning, ...]:

@@ -134,7 +134,7 @@ _DEVICE_COMMANDS = {
 
 def next_steps(
     asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, verdict: Verdict | None,
-    limits: dict[str, Limit], ladder: Ladder, devices: Sequence[str],
+    limits: dict[str, Limit], ladder: Ladder, devices: Sequence[tuple[str, int]],
 ) -> tuple[Step, ...]:  # fmt: skip
     """Commands that go on from the answer. `asked` is the job as given, `job` the resolved one."""
     if verdict is None:
@@ -145,11 +145,16 @@ def next_steps(
     return (*changes, *_expandable_segments(job, current))
 
 
-def _without_device(asked: Job, devices: Sequence[str]) -> tuple[Step, ...]:
+def _without_device(asked: Job, devices: Sequence[tuple[str, int]]) -> tuple[Step, ...]:
     if not devices:
-        why = "no single GPU of the catalogue holds it; for a verdict, and for changes that help"
+        why = "no GPUs of the catalogue hold it; for a verdict, and for changes that help"
         return (Step(why=why, command=command_line(asked, on="h200")),)
-    return (Step(why="a verdict, with limits, on the smallest device that holds it", command=command_line(asked, on=devices[0])),)
+    name, count = devices[0]
+    holds = "device that holds it" if count == 1 else "number of devices that hold it together (no single GPU does)"
+    command = command_line(asked, on=device_word(name, count))
+    if count > 1 and isinstance(asked.workload, Training):
+        command += " --fsdp"
+    return (Step(why=f"a verdict, with limits, on the smallest {holds}", command=command),)
 
 
 def _use_the_room(asked: Job, job: Job, limits: dict[str, Limit]) -> tuple[Step, ...]:

@@ -32,12 +32,21 @@ def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None 
 
 
 def _parallelism(asked: Job, edited: Job | None, resolved: Job | None) -> dict[str, Any]:
-    """What was said of the layout, and what an edit changes of it. Degrees that follow from the devices are left out."""
-    values = _given(asked.parallelism, asked.parallelism)
-    if edited is not None and resolved is not None and edited.parallelism != resolved.parallelism:
-        values |= _changed(resolved.parallelism, edited.parallelism)
-        values = {name: value for name, value in values.items() if value != 1 or name == "zero"}
-    return values
+    """What was said of the layout, and what an edit changes of it. What follows from the devices and the rest is left out."""
+    given = asked.parallelism
+    values = _given(given, given)
+    if edited is None or resolved is None or edited.parallelism == resolved.parallelism:
+        return values
+    target = edited.parallelism
+    values |= _changed(resolved.parallelism, target)
+    if target.zero == 3 and target.sharding == "fsdp2":
+        values |= {"fsdp": True, "zero": None, "sharding": given.sharding}
+    elif target.sharding == "deepspeed":
+        values["sharding"] = given.sharding
+    values["dp_replicate" if not target.zero and not given.dp_replicate else "dp_shard"] = None
+    if given.dp_replicate is None and target.dp_replicate == 1:
+        values["dp_replicate"] = None
+    return {name: value for name, value in values.items() if value != 1 or name == "zero"}
 
 
 def model_words(job: Job) -> list[str]:
@@ -87,6 +96,8 @@ def _follows(name: str, asked: Any, edited: Any) -> bool:
         return bool(edited.prompt == edited.context)
     if name == "target_seq":
         return bool(edited.target_seq == edited.seq)
+    if name == "ddp":
+        return True
     if name == "weight_dtype" and edited.kind != "infer":
         return str(edited.precision).endswith("-true")
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from memfit.account.layout import layout_of
 from memfit.fit.limits import EstimateFunction
 from memfit.fit.verdict import allowed_bytes, job_fits
 from memfit.job import Job
@@ -23,7 +24,7 @@ def smallest_devices(job: Job, estimate: EstimateFunction, peak_bytes: int, most
     Only GPUs: what the runtimes of memfit allocate elsewhere is not known.
     """
     found = []
-    vendors = _vendors(job)
+    vendors = vendors_of(job)
     for device in _candidates():
         if device.vendor not in vendors:
             continue
@@ -37,7 +38,7 @@ def smallest_devices(job: Job, estimate: EstimateFunction, peak_bytes: int, most
     return tuple(found)
 
 
-def _vendors(job: Job) -> tuple[str, ...]:
+def vendors_of(job: Job) -> tuple[str, ...]:
     """Whose GPUs run the job as it is counted: bitsandbytes needs CUDA, and who asks about NVIDIA is not told to change."""
     workload = job.workload
     quantised = getattr(workload, "method", "") == "qlora" or "8bit" in getattr(workload, "optimizer", "")
@@ -52,7 +53,9 @@ def on_device(job: Job, device: Device) -> Job:
 
     if job.cluster is not None:
         return job.replace(cluster=job.cluster.replace(device=device))
-    return job.replace(cluster=Cluster(device=device, count=1, nodes=1, reading=f"1 x {device.title}"))
+    count = layout_of(job).devices
+    nodes = -(-count // (device.devices_per_node or count))
+    return job.replace(cluster=Cluster(device=device, count=count, nodes=nodes, reading=f"{count:,} x {device.title}"))
 
 
 @functools.cache

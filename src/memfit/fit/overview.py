@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from memfit.account import Resolved
-from memfit.account.estimate import Peak
+from memfit.account.layout import layout_of
 from memfit.errors import MemfitError
 from memfit.fit.answer import Warning
 from memfit.fit.command import command_line
+from memfit.fit.devices import enough, spread
+from memfit.fit.levers.spread import layout_words
 from memfit.fit.limits import EstimateFunction
 from memfit.fit.verdict import job_fits
 from memfit.job import FineTuning, Inference, Job, Overheads, Workload
@@ -32,6 +34,11 @@ class Cell(Record):
     """yes | tight | no"""
     peak_bytes: int
     phase: str
+    layout: str = ""
+    """How the work is spread over several devices: `tp 8`, `dp-shard 8`."""
+    devices: int | None = None
+    """How many of these devices hold it: those asked where it fits, else the next power of two that does; `None`: not even the
+    most that are looked at."""
 
 
 class Way(Record):
@@ -141,15 +148,26 @@ def _row(
     command, note = command_line(same), _note(same.workload)
     try:
         jobs = [resolve(job.replace(cluster=cluster)) for job, cluster in zip(asked, clusters, strict=True)]
-        peaks = [estimate(job).peak for job in jobs]
+        cells = tuple([_cell(job, estimate) for job in jobs])
     except MemfitError as error:
         return Way(name=name, note=note, command=command, peak_bytes=None, why_not=str(error), cells=())
-    cells = tuple(_cell(peak, job) for peak, job in zip(peaks, jobs, strict=True))
     return Way(name=name, note=note, command=command, peak_bytes=cells[0].peak_bytes if cells else None, why_not="", cells=cells)
 
 
-def _cell(peak: Peak, job: Job) -> Cell:
-    return Cell(fits=job_fits(peak, job) or "no", peak_bytes=peak.device_bytes, phase=peak.phase)
+def _cell(job: Job, estimate: EstimateFunction) -> Cell:
+    """The verdict with the states split over the devices where replicas do not fit, and how many of them would do."""
+    assert job.cluster is not None
+    peak = estimate(job).peak
+    if job_fits(peak, job) != "yes" and job.cluster.count > 1:
+        split = spread(job, job.cluster.count)
+        smaller = None if split is None else estimate(split).peak
+        if split is not None and smaller is not None and smaller.device_bytes < peak.device_bytes:
+            job, peak = split, smaller
+    fits = job_fits(peak, job) or "no"
+    count = job.cluster.count if job.cluster else 1
+    more = None if fits == "yes" else enough(job, estimate, count)
+    devices = count if fits == "yes" else more.count if more else None
+    return Cell(fits=fits, peak_bytes=peak.device_bytes, phase=peak.phase, layout=layout_words(layout_of(job)), devices=devices)
 
 
 def _note(workload: Workload) -> str:

@@ -18,3 +18,10 @@ def largest_legal(model: Model, devices: int, per_node: int) -> int:
     """The largest tensor-parallel degree that the model allows, divides `devices` and stays within a machine of `per_node`."""
     most = min(devices, per_node)
     return max(tp for tp in range(1, most + 1) if devices % tp == 0 and per_node % tp == 0 and tensor_reason(model, tp) is None)
+
+
+def pipeline_reason(model: Model, pp: int) -> str | None:
+    """Why the model cannot be cut into `pp` stages; `None` if it can."""
+    if pp > model.num_layers:
+        return f"{model.num_layers} layers do not fill {pp} stages"
+    return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from memfit.devices import Cluster
-    from memfit.fit.overview import Overview, Way
+    from memfit.fit.overview import Cell, Overview, Way
 
 _PEAK_WIDTH = len("1,234.56 GiB") + 4
 _SHORT_WORDS = {"yes": "fits", "tight": "tight", "no": "no"}
@@ -56,7 +56,7 @@ def _way(way: Way, clusters: tuple[Cluster, ...]) -> dict[str, Any]:
         "why_not": way.why_not or None,
         "cells": [
             {"device": cluster.device.id, "count": cluster.count, "fits": cell.fits, "peak_bytes": cell.peak_bytes,
-             "phase": cell.phase}
+             "phase": cell.phase, "layout": cell.layout, "devices": cell.devices}
             for cluster, cell in zip(clusters, way.cells, strict=False)
         ],
     }  # fmt: skip
@@ -67,11 +67,11 @@ def overview_csv(overview: Overview) -> str:
     rows: list[tuple[Any, ...]] = []
     for way in overview.ways:
         if not way.cells:
-            rows.append((overview.model.name, way.name, None, None, None, None, None, way.why_not))
+            rows.append((overview.model.name, way.name, None, None, None, None, None, way.why_not, None, None))
         for cluster, cell in zip(overview.clusters, way.cells, strict=False):
             rows.append((overview.model.name, way.name, cluster.device.id, cluster.count, cluster.usable_bytes, cell.fits,
-                         cell.peak_bytes, cell.phase))  # fmt: skip
-    header = ("model", "way", "device", "count", "usable_bytes", "fits", "peak_bytes", "phase")
+                         cell.peak_bytes, cell.phase, cell.layout, cell.devices))  # fmt: skip
+    header = ("model", "way", "device", "count", "usable_bytes", "fits", "peak_bytes", "phase", "layout", "devices")
     return write_rows(header, rows)
 
 
@@ -81,7 +81,7 @@ def overview_markdown(overview: Overview) -> str:
     rows = []
     for way in overview.ways:
         peak = show_bytes(way.peak_bytes) if way.peak_bytes is not None else ""
-        words = [_SHORT_WORDS[cell.fits] for cell in way.cells] or ["not possible"] * len(overview.clusters)
+        words = [_short(cell) for cell in way.cells] or ["not possible"] * len(overview.clusters)
         note = way.why_not or way.note
         rows.append([escape(way.name), peak, *words, escape(note), code(_command(way, overview))])
     title = f"**{escape(headline(overview))}**"
@@ -89,6 +89,17 @@ def overview_markdown(overview: Overview) -> str:
     warned = "\n".join(f"> **{escape(one.code)}**: {escape(one.text)}" for one in overview.warnings)
     parts = [title, table(header, rows, align), warned, f"<sub>memfit {version()}: {NOTICE}</sub>"]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _short(cell: Cell) -> str:
+    """A cell of the matrix: `fits`, `tight`, or how many devices of the column would do: `4x`."""
+    return f"{cell.devices}x" if cell.fits == "no" and cell.devices else _SHORT_WORDS[cell.fits]
+
+
+def _numbers(way: Way, cell: Cell) -> str:
+    """The numbers of a way, how it is spread, and how many devices would do."""
+    more = f"fits on {cell.devices:,} of them" if cell.fits != "yes" and cell.devices else ""
+    return "; ".join(part for part in (way.note, cell.layout, more) if part)
 
 
 def headline(overview: Overview) -> str:
@@ -126,6 +137,8 @@ def _parts(overview: Overview, look: Look) -> Iterator[RenderableType]:
     yield Text("")
     first = "" if len(overview.clusters) == 1 else "The peak is that on the first device; "
     yield Text(f"{first}fits: with {overview.headroom * 100:g} % free (--headroom); tight: it may fit, without that margin")
+    if any(cell.devices and cell.fits == "no" for way in overview.ways for cell in way.cells):
+        yield Text("4x: fits on 4 of them, training split by FSDP, inference by tensor parallelism and stages")
     impossible = [way for way in overview.ways if way.why_not]
     for way in impossible:
         yield Text(f"{way.name}: {plain(way.why_not)}")
@@ -194,10 +207,10 @@ def _matrix(overview: Overview, look: Look, part: list[int]) -> RenderableType:
             one = way.cells[0]
             free = overview.clusters[0].usable_bytes - one.peak_bytes
             verdict = cell(VERDICT_WORDS[one.fits], VERDICT_STYLES[one.fits])
-            row += [verdict, cell(show_bytes(free)), cell(one.phase), cell(way.note)]
+            row += [verdict, cell(show_bytes(free)), cell(one.phase), cell(_numbers(way, one))]
         elif way.cells:
             chosen = [way.cells[index] for index in part]
-            row += [cell(_SHORT_WORDS[one.fits], VERDICT_STYLES[one.fits]) for one in chosen]
+            row += [cell(_short(one), VERDICT_STYLES[one.fits]) for one in chosen]
         else:
             row += [cell("-")] * (len(columns) - 2)
         made.add_row(*row)

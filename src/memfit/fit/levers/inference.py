@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS
 from memfit.fit.levers.lever import Lever, with_workload
+from memfit.fit.levers.spread import PIPELINE, TENSOR
 from memfit.fit.limits import with_number
 from memfit.job import Inference, Job
 
@@ -154,4 +155,6 @@ CONTEXT = Lever(
     flags=lambda job: (f"--max-model-len {_inference(job).context}",),
 )
 
-INFERENCE_LEVERS = (ATTENTION, MIXER_KERNELS, PREFILL_CHUNK, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT)
+INFERENCE_LEVERS = (
+    ATTENTION, MIXER_KERNELS, PREFILL_CHUNK, *TENSOR, *PIPELINE, KV_FP8, INT8_WEIGHTS, CONCURRENCY, INT4_WEIGHTS, CONTEXT,
+)  # fmt: skip

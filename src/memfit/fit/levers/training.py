@@ -8,12 +8,15 @@ from memfit.account.checkpoints import find_checkpointing
 from memfit.account.resolve import runtime_of
 from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS
 from memfit.fit.levers.lever import Lever, with_workload
+from memfit.fit.levers.spread import FSDP, OFFLOAD_OPTIMIZER, PIPELINE, SEQUENCE, TENSOR, ZERO_1, ZERO_2
 from memfit.job import FineTuning, Job, Training
 from memfit.options import options_of
 from memfit.precision import DTYPE_BYTES
 from memfit.units import format_count, format_gib
 
 _WITH_32_BIT_STATES = ("adamw", "adamw-foreach", "adamw-loop", "adamw-fused")
+
+_WITH_8_BIT_STATES = ("adamw-8bit", "paged-adamw-8bit")
 
 _STATE_BYTES_8_BIT = 2 + 8 / 256
 """Two states of one byte and two fp32 scales per block of 256 (bitsandbytes, optim/optimizer.py: blocksize 256)."""
@@ -302,6 +305,21 @@ PAGED_ADAMW_8BIT = Lever(
     flags=_spell("--optim paged_adamw_8bit", "bitsandbytes.optim.PagedAdamW8bit(...)"),
 )
 
+ADAFACTOR = Lever(
+    name="adafactor",
+    group="optimizer",
+    why_here="another optimizer: its step size has to be tuned anew",
+    applies=lambda job: _method(job) == "full" and _training(job).optimizer in (*_WITH_32_BIT_STATES, *_WITH_8_BIT_STATES),
+    edit=lambda job: with_workload(job, optimizer="adafactor"),
+    change=lambda before, after: "Adafactor",
+    # Shazeer and Stern 2018 (arXiv:1804.04235): rows and columns of the second moment, no first moment.
+    cost=lambda before, after: (
+        "second moments as row and column means, no first moment: less than 1 % of Adam's states; converges otherwise than "
+        "AdamW, tune the learning rate"
+    ),
+    flags=_spell("--optim adafactor", "torch.optim.Adafactor(...)"),
+)
+
 # --- pure 16-bit weights
 
 
@@ -420,6 +438,7 @@ QLORA = Lever(
 )
 
 TRAINING_LEVERS = (
-    ATTENTION, MIXER_KERNELS, FUSED_ADAMW, FUSED_LOSS, EVAL_ACCUMULATION, MICRO_BATCH, OPTIMIZER_IN_BACKWARD, SELECTIVE,
-    CHECKPOINTING, OFFLOADED, ADAMW_8BIT, PAGED_ADAMW_8BIT, BF16_TRUE, LORA, QLORA,
+    ATTENTION, MIXER_KERNELS, FUSED_ADAMW, FUSED_LOSS, EVAL_ACCUMULATION, ZERO_1, ZERO_2, FSDP, MICRO_BATCH,
+    OPTIMIZER_IN_BACKWARD, SELECTIVE, CHECKPOINTING, OFFLOADED, SEQUENCE, *TENSOR, ADAMW_8BIT, PAGED_ADAMW_8BIT, ADAFACTOR,
+    OFFLOAD_OPTIMIZER, *PIPELINE, BF16_TRUE, LORA, QLORA,
 )  # fmt: skip
