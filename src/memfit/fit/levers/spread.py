@@ -33,7 +33,8 @@ def with_layout(job: Job, **degrees: object) -> Job:
     )  # fmt: skip
     edited = job.replace(parallelism=spread)
     if isinstance(job.workload, Training):
-        buckets = "none" if changed.zero or replicate == 1 else job.workload.ddp if job.workload.ddp != "none" else "copies"
+        chosen = job.workload.ddp if job.workload.ddp not in (None, "none") else "copies"
+        buckets = "none" if changed.zero or replicate == 1 else chosen
         edited = with_workload(edited, ddp=buckets) if buckets != job.workload.ddp else edited
     return edited
 
