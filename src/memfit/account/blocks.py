@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
-from memfit.account.liveness import measure, measure_forward
+from memfit.account.liveness import measure, measure_checkpointed
 from memfit.account.selection import stretches
 from memfit.kernels import Externals, KernelPolicy, Lowered, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
@@ -188,7 +188,7 @@ def _measured_bare(
     lowered = _lowered(
         model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
     )
-    return measure_forward(lowered, lowered.tape.outputs_of(operators))
+    return measure_checkpointed(lowered, lowered.tape.outputs_of(operators))
 
 
 @lru_cache(maxsize=16)
