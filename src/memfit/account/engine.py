@@ -16,7 +16,7 @@ from memfit.account.policies import inference_kernels, trained_format, training_
 from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.states import state_bytes, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes
+from memfit.account.training import TrainingPolicy, compile_least, compile_training, ema_bytes
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -49,6 +49,11 @@ def _training_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolic
 
 
 @lru_cache(maxsize=256)
+def _least_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
+    return compile_least(model, kernels, policy)
+
+
+@lru_cache(maxsize=256)
 def _serving_profile(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
     return compile_serving(model, kernels, policy)
 
@@ -71,7 +76,9 @@ def chunks_of(model: Model, tokens: int) -> int:
     return -(-tokens // model.chunk) if model.chunk else 0
 
 
-def _compile_training(job: Job, workload: Training) -> Compiled:
+def _compile_training(
+    job: Job, workload: Training, profile_of: Callable[[Model, KernelPolicy, TrainingPolicy], Profile] = _training_profile
+) -> Compiled:
     kernels, policy = training_policies(job, workload)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
@@ -80,7 +87,7 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
-    profile = _training_profile(job.model, kernels, policy)
+    profile = profile_of(job.model, kernels, policy)
     return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer)
 
 
@@ -126,17 +133,6 @@ def _inference_numbers(job: Job, workload: Inference) -> tuple[Numbers, ...]:
     return chunk(size, size), step, full, chunk(rest, prompt)
 
 
-def least_bytes(job: Job) -> int:
-    """A lower bound of the device peak that needs no profile: weights, optimizer states and gradients of a training job.
-
-    0 for inference, whose estimates are cheap. Without a compilation it rules out alternatives that cannot fit.
-    """
-    if isinstance(job.workload, Inference):
-        return 0
-    kernels, policy = training_policies(job, job.workload)
-    return resident_bytes(job.model, kernels, policy)
-
-
 class _Binding(NamedTuple):
     """A moment, evaluated."""
 
@@ -170,6 +166,49 @@ def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
     return found
 
 
+class _AtPeak(NamedTuple):
+    """The binding moment, what every component holds then, and what lies outside of the tensors."""
+
+    binding: _Binding
+    components: dict[str, int]
+    outside: dict[str, Overhead]
+
+    @property
+    def reserved(self) -> int:
+        """What the allocator holds."""
+        return self.binding.allocated + self.outside["fragmentation"].bytes
+
+    @property
+    def device(self) -> int:
+        """What the process takes."""
+        return self.reserved + self.outside["context"].bytes
+
+
+def _at_peak(job: Job, compiled: Compiled, values: list[int], counts: list[tuple[int, ...]]) -> _AtPeak:
+    allocated = max(values)
+    moment = compiled.profile.moments[values.index(allocated)]
+    binding = _Binding(moment, allocated, counts[moment.numbers])
+    found = _components(compiled, binding)
+    dynamic = allocated - sum([found.get(name, 0) for name in STATIC_COMPONENTS])
+    device, given = job.cluster.device if job.cluster else None, job.overheads
+    outside = {
+        "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
+        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
+    }
+    return _AtPeak(binding, found, outside)
+
+
+def least_bytes(job: Job) -> int:
+    """A lower bound of the device peak that needs no measuring: what an optimizer step of a training job holds.
+
+    0 for inference, whose estimates are cheap. It rules out alternatives that cannot fit, or cannot save anything.
+    """
+    if isinstance(job.workload, Inference):
+        return 0
+    compiled = _compile_training(job, job.workload, _least_profile)
+    return _at_peak(job, compiled, *_evaluated(compiled)).device
+
+
 def estimate(job: Job) -> Estimate:
     """The memory of a resolved job on each of its devices.
 
@@ -178,17 +217,7 @@ def estimate(job: Job) -> Estimate:
     """
     compiled = compile_job(job)
     values, counts = _evaluated(compiled)
-    allocated = max(values)
-    moment = compiled.profile.moments[values.index(allocated)]
-    largest = _Binding(moment, allocated, counts[moment.numbers])
-    device = job.cluster.device if job.cluster else None
-    given = job.overheads
-    at_peak = _components(compiled, largest)
-    dynamic = allocated - sum([at_peak.get(name, 0) for name in STATIC_COMPONENTS])
-    outside = {
-        "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
-        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
-    }
+    at_peak = _at_peak(job, compiled, values, counts)
     profile, first = compiled.profile, counts[0]
     training = bool(profile.kept)
     rank = _ComputedRank(
@@ -196,11 +225,11 @@ def estimate(job: Job) -> Estimate:
         count=job.cluster.count if job.cluster else 1,
         components=(),
         phases=(),
-        peak=_peak(job, compiled, largest, at_peak, outside),
+        peak=_peak(job, compiled, at_peak),
         kept_bytes=amount(profile.kept, first) if training else None,
         forward_end_bytes=amount(profile.forward_end, first) if training else None,
         backward_end_bytes=amount(profile.backward_end, first) if training else None,
-        details=partial(_details, job, compiled, at_peak, outside),
+        details=partial(_details, job, compiled, at_peak.components, at_peak.outside),
     )
     return Estimate(
         ranks=(rank,),
@@ -210,25 +239,23 @@ def estimate(job: Job) -> Estimate:
     )
 
 
-def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, int], outside: dict[str, Overhead]) -> Peak:
+def _peak(job: Job, compiled: Compiled, at_peak: _AtPeak) -> Peak:
     """The three numbers and their bounds."""
-    workspace = compiled.workspace
-    parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values()) if one.low != one.high]
+    binding = at_peak.binding
+    parts = [(one.bytes, one.low, one.high) for one in (compiled.workspace, *at_peak.outside.values()) if one.low != one.high]
     uncertainty = job.model.relative_uncertainty
     working = working_width(job, compiled.widths)
     if uncertainty:
-        sizes = {name: value for name, value in at_peak.items() if name != "workspace"}
+        sizes = {name: value for name, value in at_peak.components.items() if name != "workspace"}
     else:  # one residual speaks for all that operations take: their errors go together
-        sizes = {WORKING_SET[0]: sum([at_peak.get(name, 0) for name in WORKING_SET])}
+        sizes = {WORKING_SET[0]: sum([at_peak.components.get(name, 0) for name in WORKING_SET])}
     parts += [(value, *bounds(name, value, uncertainty, working)) for name, value in sizes.items()]
-    reserved = binding.allocated + outside["fragmentation"].bytes
-    total = reserved + outside["context"].bytes
-    low, high, safe = combine(total, parts, certain_model=not uncertainty)
+    low, high, safe = combine(at_peak.device, parts, certain_model=not uncertainty)
     return Peak(
         phase=binding.moment.phase,
         allocated_bytes=binding.allocated,
-        reserved_bytes=reserved,
-        device_bytes=total,
+        reserved_bytes=at_peak.reserved,
+        device_bytes=at_peak.device,
         low_bytes=low,
         high_bytes=high,
         safe_bytes=safe,
