@@ -167,35 +167,31 @@ def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
 
 
 class _AtPeak(NamedTuple):
-    """The binding moment, what every component holds then, and what lies outside of the tensors."""
+    """The binding moment, what every component holds then, what lies outside of the tensors, and the sums."""
 
-    binding: _Binding
+    moment: Moment
     components: dict[str, int]
     outside: dict[str, Overhead]
-
-    @property
-    def reserved(self) -> int:
-        """What the allocator holds."""
-        return self.binding.allocated + self.outside["fragmentation"].bytes
-
-    @property
-    def device(self) -> int:
-        """What the process takes."""
-        return self.reserved + self.outside["context"].bytes
+    allocated: int
+    reserved: int
+    """What the allocator holds."""
+    device: int
+    """What the process takes."""
 
 
 def _at_peak(job: Job, compiled: Compiled, values: list[int], counts: list[tuple[int, ...]]) -> _AtPeak:
     allocated = max(values)
     moment = compiled.profile.moments[values.index(allocated)]
-    binding = _Binding(moment, allocated, counts[moment.numbers])
-    found = _components(compiled, binding)
-    dynamic = allocated - sum([found.get(name, 0) for name in STATIC_COMPONENTS])
+    found = _components(compiled, _Binding(moment, allocated, counts[moment.numbers]))
+    dynamic = allocated
+    for name in STATIC_COMPONENTS:
+        dynamic -= found.get(name, 0)
     device, given = job.cluster.device if job.cluster else None, job.overheads
-    outside = {
-        "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
-        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
-    }
-    return _AtPeak(binding, found, outside)
+    context = overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context)
+    unused = overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation)
+    reserved = allocated + unused.bytes
+    outside = {"context": context, "fragmentation": unused}
+    return _AtPeak(moment, found, outside, allocated, reserved, reserved + context.bytes)
 
 
 def least_bytes(job: Job) -> int:
@@ -241,25 +237,26 @@ def estimate(job: Job) -> Estimate:
 
 def _peak(job: Job, compiled: Compiled, at_peak: _AtPeak) -> Peak:
     """The three numbers and their bounds."""
-    binding = at_peak.binding
+    found = at_peak.components
     parts = [(one.bytes, one.low, one.high) for one in (compiled.workspace, *at_peak.outside.values()) if one.low != one.high]
     uncertainty = job.model.relative_uncertainty
     working = working_width(job, compiled.widths)
     if uncertainty:
-        sizes = {name: value for name, value in at_peak.components.items() if name != "workspace"}
+        sizes = [(name, value) for name, value in found.items() if name != "workspace"]
     else:  # one residual speaks for all that operations take: their errors go together
-        sizes = {WORKING_SET[0]: sum([at_peak.components.get(name, 0) for name in WORKING_SET])}
-    parts += [(value, *bounds(name, value, uncertainty, working)) for name, value in sizes.items()]
+        sizes = [(WORKING_SET[0], sum([found.get(name, 0) for name in WORKING_SET]))]
+    for name, value in sizes:
+        parts.append((value, *bounds(name, value, uncertainty, working)))
     low, high, safe = combine(at_peak.device, parts, certain_model=not uncertainty)
     return Peak(
-        phase=binding.moment.phase,
-        allocated_bytes=binding.allocated,
+        phase=at_peak.moment.phase,
+        allocated_bytes=at_peak.allocated,
         reserved_bytes=at_peak.reserved,
         device_bytes=at_peak.device,
         low_bytes=low,
         high_bytes=high,
         safe_bytes=safe,
-        where=binding.moment.where,
+        where=at_peak.moment.where,
     )
 
 

@@ -289,6 +289,13 @@ def _totals_of(model: Model, kernels: KernelPolicy) -> _Totals:
     return _Totals(weights, trained, parameters, gradient_bytes(trained), _inputs(model, kernels))
 
 
+@lru_cache(maxsize=256)
+def _optimizer_bytes(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> tuple[int, int]:
+    """States on the device, and the scratch of a step over all parameters; `kernels` as `_stored` leaves them."""
+    trained = _totals_of(model, kernels).trained
+    return 0 if optimizer.paged else state_bytes(optimizer, trained), step_scratch(optimizer, trained)
+
+
 def ema_bytes(model: Model, kernels: KernelPolicy, dtype: str) -> int:
     """A moving average of what is trained: elements x bytes of its format."""
     return _totals(model, kernels).parameters * DTYPE_BYTES[dtype]
@@ -328,15 +335,16 @@ class _Base(NamedTuple):
 
 
 def _base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> _Base:
-    totals = _totals(model, kernels)
-    states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
+    stored = _stored(kernels)
+    totals = _totals_of(model, stored)
+    states, at_once = _optimizer_bytes(model, stored, policy.optimizer)
     weights = form(WEIGHTS, ONCE, totals.weights + policy.buffers)
     average = form(WEIGHTS, ONCE, totals.parameters * DTYPE_BYTES[policy.ema]) if policy.ema else ZERO
     standing = form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
     statics = weights + average + totals.inputs + standing
     statics += form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
     held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
-    scratch = ZERO if policy.in_backward else form(TEMPORARY, ONCE, step_scratch(policy.optimizer, totals.trained))
+    scratch = ZERO if policy.in_backward else form(TEMPORARY, ONCE, at_once)
     return _Base(weights, statics, standing, held, scratch, states, totals.parameters)
 
 
