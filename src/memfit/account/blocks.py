@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
-from memfit.account.liveness import measure, measure_forward
+from memfit.account.liveness import measure, measure_checkpointed
 from memfit.account.selection import stretches
 from memfit.kernels import Externals, KernelPolicy, Lowered, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
@@ -182,13 +182,24 @@ def _measured(model: Model, segment: int, place: int, conditions: Conditions) ->
 
 @lru_cache(maxsize=1024)
 def _measured_bare(
-    model: Model, segment: int, place: int, conditions: Conditions, operators: tuple[str, ...] = ()
+    model: Model,
+    segment: int,
+    place: int,
+    kernels: KernelPolicy,
+    requires_grad: bool,
+    dtype: str,
+    externals: Externals,
+    operators: tuple[str, ...],
 ) -> BlockMemory:
     """A block whose forward runs without autograd: under a checkpoint, which keeps the outputs of some operators."""
-    lowered = _lowered(
-        model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
-    )
-    return measure_forward(lowered, lowered.tape.outputs_of(operators))
+    lowered = _lowered(model, segment, place, kernels, requires_grad, dtype, externals)
+    return measure_checkpointed(lowered, lowered.tape.outputs_of(operators))
+
+
+def _bare(model: Model, index: int, place: int, met: Conditions, operators: tuple[str, ...]) -> BlockMemory:
+    """The same under the conditions that matter: nothing becomes of gradients in a forward pass."""
+    place = _same(model, index, place)
+    return _measured_bare(model, index, place, met.kernels, met.requires_grad, met.dtype, met.externals, operators)
 
 
 @lru_cache(maxsize=16)
@@ -304,7 +315,7 @@ def _segment(
             Run(
                 tuple([block.name for block in segment.blocks]),
                 met_in_backward,
-                tuple([_measured_bare(model, index, _same(model, index, place), met[place], operators) for place in places])
+                tuple([_bare(model, index, place, met[place], operators) for place in places])
                 if checkpointed
                 else met_in_backward[0],
                 count,

@@ -38,8 +38,6 @@ class BlockMemory(NamedTuple):
     """Autocast copies that no node saves: alive until the autocast block ends."""
     forward: tuple[Form, ...]
     """The largest states while it runs forward, its input included."""
-    stopped: tuple[Form, ...]
-    """Those of them that a checkpoint meets as well when it runs it forward again: it stops when the last tensor is saved."""
     backward: tuple[Form, ...]
     """The largest states while it runs backward, from all it kept and its output's gradient on."""
     gradients: Form
@@ -59,7 +57,8 @@ class BlockMemory(NamedTuple):
     casts_saved: Form = ZERO
     """The part of `kept` that is autocast's copies of trained weights: made once, however often the weights are used."""
     recomputed: tuple[Form, ...] = ()
-    """Under a checkpoint that keeps more than its input: the largest states while it runs forward again, with what was kept."""
+    """Under a checkpoint: the largest states while it runs forward again, with what was kept beside its input. Without that, it
+    stops when the last tensor is saved."""
     unclaimed: Form = ZERO
     """Under such a checkpoint: what running forward again, which ends at the last tensor that backward needs, does not reach."""
     read: tuple[Read, ...] = ()

@@ -17,7 +17,7 @@ from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, comp
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.states import state_bytes, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_training, ema_bytes, resident_bytes, trained_elements
+from memfit.account.training import TrainingPolicy, compile_least, compile_training, ema_bytes, trained_elements
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -47,6 +47,11 @@ class Compiled(NamedTuple):
 @lru_cache(maxsize=256)
 def _training_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     return compile_training(model, kernels, policy)
+
+
+@lru_cache(maxsize=256)
+def _least_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
+    return compile_least(model, kernels, policy)
 
 
 @lru_cache(maxsize=256)
@@ -83,7 +88,12 @@ def chunks_of(model: Model, tokens: int) -> int:
     return -(-tokens // model.chunk) if model.chunk else 0
 
 
-def _compile_training(job: Job, workload: Training, in_flight: int) -> Compiled:
+def _compile_training(
+    job: Job,
+    workload: Training,
+    in_flight: int = 1,
+    profile_of: Callable[[Model, KernelPolicy, TrainingPolicy], Profile] = _training_profile,
+) -> Compiled:
     kernels, policy = training_policies(job, workload)
     if in_flight > 1:
         policy = policy._replace(in_flight=in_flight)
@@ -94,7 +104,7 @@ def _compile_training(job: Job, workload: Training, in_flight: int) -> Compiled:
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
-    profile = _training_profile(job.model, kernels, policy)
+    profile = profile_of(job.model, kernels, policy)
     return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer)
 
 
@@ -140,18 +150,6 @@ def _inference_numbers(job: Job, workload: Inference) -> tuple[Numbers, ...]:
     return chunk(size, size), step, full, chunk(rest, prompt)
 
 
-def least_bytes(job: Job) -> int:
-    """A lower bound of the device peak that needs no profile: weights, optimizer states and gradients of a training job.
-
-    0 for inference, whose estimates are cheap. Without a compilation it rules out alternatives that cannot fit.
-    """
-    workload = job.workload
-    if isinstance(workload, Inference):
-        return 0
-    found = [(one.job.model, *training_policies(one.job, workload)) for one in rank_jobs(job)]
-    return max([resident_bytes(model, kernels, policy) for model, kernels, policy in found])
-
-
 class _Binding(NamedTuple):
     """A moment, evaluated."""
 
@@ -185,6 +183,50 @@ def _components(compiled: Compiled, binding: _Binding) -> dict[str, int]:
     return found
 
 
+class _AtPeak(NamedTuple):
+    """The binding moment, what every component holds then, what lies outside of the tensors, and the sums."""
+
+    moment: Moment
+    components: dict[str, int]
+    outside: dict[str, Overhead]
+    allocated: int
+    reserved: int
+    """What the allocator holds."""
+    device: int
+    """What the process takes."""
+
+
+def _at_peak(job: Job, compiled: Compiled, values: list[int], counts: list[tuple[int, ...]]) -> _AtPeak:
+    allocated = max(values)
+    moment = compiled.profile.moments[values.index(allocated)]
+    found = _components(compiled, _Binding(moment, allocated, counts[moment.numbers]))
+    dynamic = allocated
+    for name in STATIC_COMPONENTS:
+        dynamic -= found.get(name, 0)
+    outside = _outside(job, dynamic)
+    reserved = allocated + outside["fragmentation"].bytes
+    device = reserved
+    for name, one in outside.items():
+        if name != "fragmentation":
+            device += one.bytes
+    return _AtPeak(moment, found, outside, allocated, reserved, device)
+
+
+def least_bytes(job: Job) -> int:
+    """A lower bound of the device peak that needs no measuring: what an optimizer step of a training job holds.
+
+    0 for inference, whose estimates are cheap. It rules out alternatives that cannot fit, or cannot save anything.
+    """
+    workload = job.workload
+    if isinstance(workload, Inference):
+        return 0
+    most = 0
+    for one in rank_jobs(job):
+        compiled = _compile_training(one.job, workload, 1, _least_profile)
+        most = max(most, _at_peak(one.job, compiled, *_evaluated(compiled)).device)
+    return most
+
+
 def estimate(job: Job) -> Estimate:
     """The memory of a resolved job on each of its devices.
 
@@ -213,12 +255,7 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
     """One of the distinct ranks."""
     job = of.job
     values, counts = _evaluated(compiled)
-    allocated = max(values)
-    moment = compiled.profile.moments[values.index(allocated)]
-    largest = _Binding(moment, allocated, counts[moment.numbers])
-    at_peak = _components(compiled, largest)
-    dynamic = allocated - sum([at_peak.get(name, 0) for name in STATIC_COMPONENTS])
-    outside = _outside(job, dynamic)
+    at_peak = _at_peak(job, compiled, values, counts)
     profile, first = compiled.profile, counts[0]
     training = bool(profile.kept)
     return _ComputedRank(
@@ -226,11 +263,11 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
         count=of.devices,
         components=(),
         phases=(),
-        peak=_peak(job, compiled, largest, at_peak, outside),
+        peak=_peak(job, compiled, at_peak),
         kept_bytes=amount(profile.kept, first) if training else None,
         forward_end_bytes=amount(profile.forward_end, first) if training else None,
         backward_end_bytes=amount(profile.backward_end, first) if training else None,
-        details=partial(_details, job, compiled, at_peak, outside),
+        details=partial(_details, job, compiled, at_peak.components, at_peak.outside),
     )
 
 
@@ -248,29 +285,28 @@ def _outside(job: Job, dynamic: int) -> dict[str, Overhead]:
     return found
 
 
-def _peak(job: Job, compiled: Compiled, binding: _Binding, at_peak: dict[str, int], outside: dict[str, Overhead]) -> Peak:
+def _peak(job: Job, compiled: Compiled, at_peak: _AtPeak) -> Peak:
     """The three numbers and their bounds."""
-    workspace = compiled.workspace
-    parts = [(one.bytes, one.low, one.high) for one in (workspace, *outside.values()) if one.low != one.high]
+    found = at_peak.components
+    parts = [(one.bytes, one.low, one.high) for one in (compiled.workspace, *at_peak.outside.values()) if one.low != one.high]
     uncertainty = job.model.relative_uncertainty
     working = working_width(job, compiled.widths)
     if uncertainty:
-        sizes = {name: value for name, value in at_peak.items() if name != "workspace"}
+        sizes = [(name, value) for name, value in found.items() if name != "workspace"]
     else:  # one residual speaks for all that operations take: their errors go together
-        sizes = {WORKING_SET[0]: sum([at_peak.get(name, 0) for name in WORKING_SET])}
-    parts += [(value, *bounds(name, value, uncertainty, working)) for name, value in sizes.items()]
-    reserved = binding.allocated + outside["fragmentation"].bytes
-    total = reserved + sum([one.bytes for name, one in outside.items() if name != "fragmentation"])
-    low, high, safe = combine(total, parts, certain_model=not uncertainty)
+        sizes = [(WORKING_SET[0], sum([found.get(name, 0) for name in WORKING_SET]))]
+    for name, value in sizes:
+        parts.append((value, *bounds(name, value, uncertainty, working)))
+    low, high, safe = combine(at_peak.device, parts, certain_model=not uncertainty)
     return Peak(
-        phase=binding.moment.phase,
-        allocated_bytes=binding.allocated,
-        reserved_bytes=reserved,
-        device_bytes=total,
+        phase=at_peak.moment.phase,
+        allocated_bytes=at_peak.allocated,
+        reserved_bytes=at_peak.reserved,
+        device_bytes=at_peak.device,
         low_bytes=low,
         high_bytes=high,
         safe_bytes=safe,
-        where=binding.moment.where,
+        where=at_peak.moment.where,
     )
 
 

@@ -1,9 +1,9 @@
 """Affine forms: bytes per component and axis, packed into one integer, so that a sum of forms is the sum of integers.
 
-A form has a field of 64 bits for every axis, the sum over its components, and above these one for every axis and component.
-Bytes per unit stay below 2^63, so no field runs over into the next, and that one form nowhere exceeds another is a single
-subtraction of their sums. Forms are added, subtracted and multiplied at compile time only; evaluation multiplies each field by
-the count of its axis.
+A form has a field of 64 bits for every axis, the sum over its components, and one for every axis and component. What most blocks
+have comes first, so that most integers are short. Bytes per unit stay below 2^63, so no field runs over into the next, and that
+one form nowhere exceeds another is a single subtraction of their sums. Forms are added, subtracted and multiplied at compile time
+only; evaluation multiplies each field by the count of its axis.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from memfit.account.estimate import COMPONENTS
-from memfit.model.description import ONCE, PAIR, POSITION, TOKEN
+from memfit.model.description import KEY_TOKEN, ONCE, PAIR, POSITION, SEQUENCE, TOKEN
 
 Form = int
 """Bytes by component and axis: `form(...)` makes one, `+`, `-` and `*` work on whole forms, `parts` takes it apart."""
@@ -22,41 +22,53 @@ ZERO: Form = 0
 _FIELD = 64
 """Bits of a field; the highest one is free, for comparing."""
 _NEAR = ("activations", "temporary", "logits", "gradients", "kv_cache", "recurrent_state", "inputs")
-"""Components whose fields come first, axis by axis; those of others lie beyond all of these, so that most integers are short."""
-_COMMON = (ONCE, TOKEN, POSITION, PAIR)
-"""Axes that most blocks have, before the others for the same reason."""
+"""Components whose fields come before those of all others."""
+_COMMON = (ONCE, TOKEN, POSITION, PAIR, KEY_TOKEN, SEQUENCE)
+"""Axes that most models have, whose fields come before those of all others."""
 NUM_AXES = 32
 """The fixed axes, and two for each distinct sliding window: its keys, and its scores."""
-_ORDER = (*_COMMON, *[axis for axis in range(NUM_AXES) if axis not in _COMMON])
-_PLACES = tuple([_ORDER.index(axis) for axis in range(NUM_AXES)])
 _FAR = tuple([name for name in COMPONENTS if name not in _NEAR])
-_FIRST_NEAR = NUM_AXES
-_FIRST_FAR = _FIRST_NEAR + len(_NEAR) * NUM_AXES
-"""Places of the first field of a component."""
+_NAMES = (*_NEAR, *_FAR)
 ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, KV_CACHE, RECURRENT_STATE, INPUTS = range(len(_NEAR))
-WEIGHTS, OPTIMIZER_STATES, WORKSPACE = [
-    len(_NEAR) + _FAR.index(name) for name in ("weights", "optimizer_states", "workspace")
-]  # fmt: skip
+WEIGHTS, OPTIMIZER_STATES, WORKSPACE = [_NAMES.index(name) for name in ("weights", "optimizer_states", "workspace")]
+
+
+def _fields() -> list[tuple[int, int | None]]:
+    """What each field holds, from the lowest on: an axis and a component, or `None` for the sum over the components."""
+    others = [axis for axis in range(NUM_AXES) if axis not in _COMMON]
+    near, far = range(len(_NEAR)), range(len(_NEAR), len(_NAMES))
+    fields: list[tuple[int, int | None]] = [(axis, None) for axis in _COMMON]
+    fields += [(axis, component) for axis in _COMMON for component in near]
+    fields += [(axis, component) for axis in others for component in (None, *near)]
+    return fields + [(axis, component) for axis in (*_COMMON, *others) for component in far]
+
+
+_MEANING = _fields()
+_SHIFT = {meaning: _FIELD * field for field, meaning in enumerate(_MEANING)}
+"""Where the field of an axis and a component begins, in bits."""
+_MASK = (1 << _FIELD) - 1
+_SUM_FIELDS = [field for field, (_, component) in enumerate(_MEANING) if component is None]
+_SUMS = sum([_MASK << _FIELD * field for field in _SUM_FIELDS])
 
 
 def form(component: int, axis: int, num_bytes: int) -> Form:
     """So many bytes of one component for each unit of an axis."""
-    if not num_bytes:
-        return ZERO
-    place = _PLACES[axis]
-    if component < len(_NEAR):
-        field = _FIRST_NEAR + len(_NEAR) * place + component
-    else:
-        field = _FIRST_FAR + len(_FAR) * place + component - len(_NEAR)
-    return (num_bytes << _FIELD * field) + (num_bytes << _FIELD * place)
+    return num_bytes * _unit(component, axis)
 
 
-UNITS = tuple([tuple([form(component, axis, 1) for axis in range(NUM_AXES)]) for component in range(5)])
+@lru_cache(maxsize=None)
+def _unit(component: int, axis: int) -> Form:
+    return (1 << _SHIFT[axis, component]) + (1 << _SHIFT[axis, None])
+
+
+UNITS = tuple([tuple([_unit(component, axis) for axis in range(NUM_AXES)]) for component in range(5)])
 """The form of one byte, by axis, of activations, temporary, logits, gradients and the KV cache."""
-_MASK = (1 << _FIELD) - 1
-_SUMS = (1 << _FIELD * NUM_AXES) - 1
-_HIGHEST = tuple([sum([1 << _FIELD * place + _FIELD - 1 for place in range(axes + 1)]) for axes in range(NUM_AXES)])
-"""The highest bit of each sum, of as many axes as there are."""
+
+
+@lru_cache(maxsize=None)
+def _highest_bits(num_fields: int) -> int:
+    """The highest bit of each sum in an integer of so many fields."""
+    return sum([1 << _FIELD * field + _FIELD - 1 for field in _SUM_FIELDS if field < num_fields])
 
 
 @lru_cache(maxsize=4096)
@@ -64,22 +76,15 @@ def parts(of: Form) -> tuple[tuple[str, int, int], ...]:
     """Component, axis and bytes per unit of everything in a form."""
     found = []
     values = memoryview(of.to_bytes(-(-of.bit_length() // _FIELD) * _FIELD // 8, "little")).cast("Q")
-    for place, value in enumerate(values):
-        if not value or place < _FIRST_NEAR:
-            continue
-        if place < _FIRST_FAR:
-            order, component = divmod(place - _FIRST_NEAR, len(_NEAR))
-            found.append((_NEAR[component], _ORDER[order], value))
-        else:
-            order, component = divmod(place - _FIRST_FAR, len(_FAR))
-            found.append((_FAR[component], _ORDER[order], value))
+    for (axis, component), value in zip(_MEANING, values, strict=False):
+        if value and component is not None:
+            found.append((_NAMES[component], axis, value))
     return tuple(found)
 
 
 def moved(of: Form, axes: Mapping[int, int]) -> Form:
     """The same bytes, counted by other axes: {from: to}."""
-    components = (*_NEAR, *_FAR)
-    return sum([form(components.index(name), axes.get(axis, axis), num_bytes) for name, axis, num_bytes in parts(of)])
+    return sum([form(_NAMES.index(name), axes.get(axis, axis), num_bytes) for name, axis, num_bytes in parts(of)])
 
 
 def as_temporary(of: Form) -> Form:
@@ -91,12 +96,14 @@ def per_axis(of: Form) -> tuple[tuple[int, int], ...]:
     """The sum over components: (axis, bytes) pairs without zeros."""
     sums = of & _SUMS
     found = []
-    for axis in _ORDER:
-        if not sums:
-            break
+    for axis in _COMMON:
         if value := sums & _MASK:
             found.append((axis, value))
         sums >>= _FIELD
+    if sums:
+        for field in _SUM_FIELDS[len(_COMMON) :]:
+            if value := (sums >> _FIELD * (field - len(_COMMON))) & _MASK:
+                found.append((_MEANING[field][0], value))
     return tuple(found)
 
 
@@ -106,7 +113,7 @@ def largest(forms: Iterable[Form]) -> tuple[Form, ...]:
     sums = {one & _SUMS: one for one in reversed(tuple(forms))}
     # a form that another reaches on every axis is not the larger integer
     ordered = sorted(sums, reverse=True)
-    highest = _HIGHEST[ordered[0].bit_length() // _FIELD] if ordered else 0
+    highest = _highest_bits(ordered[0].bit_length() // _FIELD + 1) if ordered else 0
     found: list[Form] = []
     for total in ordered:
         for other in found:

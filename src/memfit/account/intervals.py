@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cache
+from functools import cache, lru_cache
 from math import isqrt
 from typing import NamedTuple
 
@@ -67,9 +67,13 @@ def working_width(job: Job, least: tuple[int, int] | None = None) -> Width:
 
     `least`: percent below and above of a kernel set that no run was compared with.
     """
-    known, kind = _measured(), kind_of(job)
-    runtime = (job.overheads.runtime or DEFAULT_RUNTIME.name).partition("@")[0]
-    found = known.get((runtime, kind)) or known.get((ANY, kind)) or UNKNOWN
+    return _width(job.overheads.runtime or DEFAULT_RUNTIME.name, kind_of(job), least)
+
+
+@lru_cache(maxsize=256)
+def _width(runtime: str, kind: str, least: tuple[int, int] | None) -> Width:
+    known = _measured()
+    found = known.get((runtime.partition("@")[0], kind)) or known.get((ANY, kind)) or UNKNOWN
     return found if least is None else Width(max(found.below, least[0]), max(found.above, least[1]), found.basis)
 
 
@@ -97,10 +101,11 @@ def combine(expected: int, parts: list[tuple[int, int, int]], *, certain_model: 
 
     Errors of components are independent and add in squares, unless the model itself is uncertain: then they go together.
     """
+    below = above = 0
+    for value, low, high in parts:
+        under, over = value - low, high - value
+        below += under * under if certain_model else under
+        above += over * over if certain_model else over
     if certain_model:
-        below = isqrt(sum([(value - low) ** 2 for value, low, _ in parts]))
-        above = isqrt(sum([(high - value) ** 2 for value, _, high in parts]))
-    else:
-        below = sum([value - low for value, low, _ in parts])
-        above = sum([high - value for value, _, high in parts])
+        below, above = isqrt(below), isqrt(above)
     return max(expected - below, 0), expected + above, expected + above * SAFE_OVER_HIGH_PERCENT // 100

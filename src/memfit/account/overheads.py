@@ -5,6 +5,7 @@ Each has a source, an interval and a flag that sets it by hand.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.devices import Device
@@ -28,31 +29,46 @@ _CUBLAS = "cuBLAS keeps one workspace per thread in torch's allocator: 8.125 MiB
 
 def workspace(device: Device | None, *, training: bool) -> Overhead:
     """cuBLAS workspaces: one for the forward thread, one for autograd's thread. None where there is no CUDA."""
-    if device is not None and device.vendor != "nvidia":
-        return Overhead(0, 0, CUBLAS_FROM_HOPPER, f"no cuBLAS on {device.vendor}; other libraries' workspaces are not known")
     threads = 2 if training else 1
+    if device is not None and device.vendor != "nvidia":
+        return _no_cublas(device.vendor)
     if device is None or device.compute_capability is None:
-        return Overhead(threads * CUBLAS_FROM_HOPPER, threads * CUBLAS_BEFORE_HOPPER, threads * CUBLAS_FROM_HOPPER, _CUBLAS)
+        return _cublas(threads, CUBLAS_BEFORE_HOPPER, CUBLAS_FROM_HOPPER)
     size = CUBLAS_FROM_HOPPER if device.compute_capability >= HOPPER else CUBLAS_BEFORE_HOPPER
-    return Overhead(threads * size, threads * size, threads * size, _CUBLAS)
+    return _cublas(threads, size, size)
+
+
+@lru_cache(maxsize=None)
+def _cublas(threads: int, low: int, high: int) -> Overhead:
+    return Overhead(threads * high, threads * low, threads * high, _CUBLAS)
+
+
+@lru_cache(maxsize=None)
+def _no_cublas(vendor: str) -> Overhead:
+    return Overhead(0, 0, CUBLAS_FROM_HOPPER, f"no cuBLAS on {vendor}; other libraries' workspaces are not known")
+
+
+_CONTEXT_UNKNOWN = Overhead(600 * MiB, 300 * MiB, 1200 * MiB, "assumed: no public reading of this driver's context")
+_CONTEXT_HOPPER = Overhead(
+    600 * MiB, 450 * MiB, 1000 * MiB, "CUDA context with lazy loading: 0.5 to 0.9 GiB reported on H100 and B200"
+)
+_CONTEXT = Overhead(
+    460 * MiB,
+    300 * MiB,
+    700 * MiB,
+    "CUDA context with lazy loading: 300 to 500 MiB (pytorch#107667), 451 to 456 MiB (llama.cpp#15860)",
+)
 
 
 def context(device: Device | None) -> Overhead:
     """The driver's context with lazily loaded kernels."""
-    if device is not None and device.kind in ("tpu", "unified"):
+    if device is None:
+        return _CONTEXT
+    if device.kind in ("tpu", "unified"):
         return Overhead(0, 0, 256 * MiB, f"the usable memory of a {device.kind} is stated without the runtime's own share")
-    if device is not None and device.vendor != "nvidia":
-        return Overhead(600 * MiB, 300 * MiB, 1200 * MiB, "assumed: no public reading of this driver's context")
-    if device is not None and device.compute_capability is not None and device.compute_capability >= HOPPER:
-        return Overhead(
-            600 * MiB, 450 * MiB, 1000 * MiB, "CUDA context with lazy loading: 0.5 to 0.9 GiB reported on H100 and B200"
-        )
-    return Overhead(
-        460 * MiB,
-        300 * MiB,
-        700 * MiB,
-        "CUDA context with lazy loading: 300 to 500 MiB (pytorch#107667), 451 to 456 MiB (llama.cpp#15860)",
-    )
+    if device.vendor != "nvidia":
+        return _CONTEXT_UNKNOWN
+    return _CONTEXT_HOPPER if device.compute_capability is not None and device.compute_capability >= HOPPER else _CONTEXT
 
 
 NCCL_FIRST = {2: 342 * MiB, 4: 392 * MiB}
@@ -86,5 +102,7 @@ FRAGMENTATION_SOURCE = (
 
 def fragmentation(dynamic_bytes: int) -> Overhead:
     """reserved - allocated at the peak, as a share of the memory that is taken and given back within a step."""
-    low, expected, high = [dynamic_bytes * share // 100 for share in FRAGMENTATION_SHARE]
-    return Overhead(expected, low, high, FRAGMENTATION_SOURCE)
+    low, expected, high = FRAGMENTATION_SHARE
+    return Overhead(
+        dynamic_bytes * expected // 100, dynamic_bytes * low // 100, dynamic_bytes * high // 100, FRAGMENTATION_SOURCE
+    )

@@ -230,7 +230,7 @@ class Timeline:
         for place in range(*span):
             memory = blocks[place]
             before = _recomputed(run, blocks, span[0], place) if place > span[0] else _in_transit(run, memory)
-            states = run.bare[place].recomputed or (memory.stopped if place + 1 == span[1] else memory.forward)
+            states = run.bare[place].recomputed if place + 1 == span[1] else memory.forward
             self.note("backward", f"recomputation of a {run.names[place]}", base + before, states)
 
 

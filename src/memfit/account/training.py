@@ -298,6 +298,13 @@ def trained_elements(model: Model, kernels: KernelPolicy) -> int:
     return _totals(model, kernels).parameters
 
 
+@lru_cache(maxsize=256)
+def _optimizer_bytes(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> tuple[int, int]:
+    """States on the device, and the scratch of a step over all parameters; `kernels` as `_stored` leaves them."""
+    trained = _totals_of(model, kernels).trained
+    return 0 if optimizer.paged else state_bytes(optimizer, trained), step_scratch(optimizer, trained)
+
+
 def ema_bytes(model: Model, kernels: KernelPolicy, dtype: str) -> int:
     """A moving average of what is trained: elements x bytes of its format."""
     return _totals(model, kernels).parameters * DTYPE_BYTES[dtype]
@@ -315,43 +322,75 @@ def _passing_gradients(totals: _Totals, policy: TrainingPolicy) -> int:
     return 0 if stay else totals.gradients
 
 
-def resident_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> int:
-    """Weights, optimizer states and gradients: what an optimizer step holds at the least."""
-    totals = _totals(model, kernels)
-    states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    gradients = _standing_gradients(totals, policy) + _passing_gradients(totals, policy)
-    average = ema_bytes(model, kernels, policy.ema) if policy.ema else 0
-    return totals.weights + average + gradients + states
+class _Base(NamedTuple):
+    """What a step holds whatever its operations take."""
+
+    weights: Form
+    statics: Form
+    """Weights, states, inputs, workspace, and what stands of gradients."""
+    standing: Form
+    """Gradients and buckets that are there all the time: a part of `statics`."""
+    held: Form
+    """Gradients from backward to the step."""
+    scratch: Form
+    """Of the optimizer, when it steps all parameters after backward."""
+    states: int
+    parameters: int
+
+    @property
+    def update(self) -> Form:
+        """What an optimizer step holds at the least, beside the statics."""
+        return self.held + self.scratch
+
+
+def _base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> _Base:
+    stored = _stored(kernels)
+    totals = _totals_of(model, stored)
+    states, at_once = _optimizer_bytes(model, stored, policy.optimizer)
+    weights = form(WEIGHTS, ONCE, totals.weights + policy.buffers)
+    average = form(WEIGHTS, ONCE, totals.parameters * DTYPE_BYTES[policy.ema]) if policy.ema else ZERO
+    standing = form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
+    statics = weights + average + totals.inputs + standing
+    statics += form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
+    held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
+    scratch = ZERO if policy.in_backward else form(TEMPORARY, ONCE, at_once)
+    return _Base(weights, statics, standing, held, scratch, states, totals.parameters)
+
+
+def _optimizer_step(update: Form) -> Moment:
+    return Moment("optimizer-step", "optimizer", update, per_axis(update))
+
+
+def compile_least(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
+    """A profile that nothing was measured for: the optimizer step alone, without the outputs that the caller may still hold.
+
+    No value of it exceeds the whole profile's peak.
+    """
+    base = _base(model, kernels, policy)
+    return Profile(moments=(_optimizer_step(base.update),), statics=base.statics, static_total=per_axis(base.statics))
 
 
 def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     """The profile of a training step."""
-    totals = _totals(model, kernels)
-    scratch = scratch_per_byte(policy.optimizer, totals.trained) if policy.in_backward else -1
+    base = _base(model, kernels, policy)
+    scratch = scratch_per_byte(policy.optimizer, _totals(model, kernels).trained) if policy.in_backward else -1
     persist = policy.gradients_persist or policy.buckets == "views"
     step = _step(model, kernels, StepPolicy(policy.checkpointing, policy.outputs_kept, persist, scratch))
-    states = 0 if policy.optimizer.paged else state_bytes(policy.optimizer, totals.trained)
-    weights = form(WEIGHTS, ONCE, totals.weights + policy.buffers)
-    statics = weights + totals.inputs + form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
-    standing = form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
-    statics += standing
-    statics += form(WEIGHTS, ONCE, ema_bytes(model, kernels, policy.ema) if policy.ema else 0)
-    held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
-    at_once = 0 if policy.in_backward else step_scratch(policy.optimizer, totals.trained)
-    update = held + step.backward_end + form(TEMPORARY, ONCE, at_once)
-    moments = (loading(weights), *step.moments, Moment("optimizer-step", "optimizer", update, per_axis(update)))
+    statics = base.statics
+    moments = (loading(base.weights), *step.moments, _optimizer_step(base.update + step.backward_end))
     if policy.evaluation is not None:
         frees = policy.evaluation.frees_gradients and policy.buckets == "none"
-        moments += evaluation_moments(model, kernels, policy.evaluation, statics - standing if frees else statics)
+        resident = statics - base.standing if frees else statics
+        moments += evaluation_moments(model, kernels, policy.evaluation, resident)
     return Profile(
         moments=moments,
         statics=statics,
         static_total=per_axis(statics),
         kept=per_axis(step.kept),
         forward_end=per_axis(statics + step.forward_end),
-        backward_end=per_axis(statics + held + step.backward_end),
-        lazy_states=states,
+        backward_end=per_axis(statics + base.held + step.backward_end),
+        lazy_states=base.states,
         lazy_phases=("forward", "loss") if policy.in_backward else ("forward", "loss", "backward"),
         host=per_axis(step.host),
-        trained_parameters=totals.parameters,
+        trained_parameters=base.parameters,
     )

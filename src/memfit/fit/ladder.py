@@ -7,6 +7,7 @@ what it does not need. So the combination that is found needs no lever dearer th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from memfit.account.estimate import Estimate
 from memfit.fit.answer import Recommendation
@@ -30,18 +31,35 @@ USEFUL_HEADROOM = 0.05
 
 
 class Trial(Record):
-    """Levers applied together to a job, and the estimate of what came out."""
+    """Levers applied together to a job; what came out is estimated when it is asked for."""
 
     levers: tuple[Lever, ...]
     job: Job
-    estimate: Estimate
     steps: tuple[tuple[Lever, Job, Job], ...]
     """Each lever with the job before and after it; the dearest, which is last, was applied first."""
+    how: EstimateFunction
+    least_bytes: int = 0
+    """A lower bound of its peak."""
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The estimate of the edited job."""
+        return self.how(self.job)
 
     @property
     def fits(self) -> str | None:
         """yes | tight | no; `None` without a device."""
         return job_fits(self.estimate.peak, self.job)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether what is always there is too much already."""
+        return self.job.cluster is not None and self.least_bytes > self.job.cluster.usable_bytes
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it makes the job fit."""
+        return not self.hopeless and self.fits == "yes"
 
     @property
     def margin(self) -> int:
@@ -50,6 +68,11 @@ class Trial(Record):
         if cluster is None:
             return -self.estimate.peak.device_bytes
         return margin_bytes(self.estimate.peak, cluster.usable_bytes, self.job.headroom)
+
+    def saves(self, current: Estimate, more_than: float = 0) -> bool:
+        """Whether its peak is lower than the current one by more than so many bytes."""
+        device = current.peak.device_bytes
+        return device - self.least_bytes > more_than and device - self.estimate.peak.device_bytes > more_than
 
 
 class Ladder(Record):
@@ -67,7 +90,7 @@ class Ladder(Record):
 def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastFunction | None = None) -> Ladder:
     """The ladder of a resolved job whose estimate is `current`.
 
-    `least`: a cheap lower bound of a job's peak; sets that it rules out need no estimate.
+    `least`: a cheap lower bound of a job's peak; what cannot fit or save anything by it needs no estimate.
     """
     fits = job_fits(current.peak, job)
     levers = levers_for(job)
@@ -76,14 +99,14 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
         worth = current.peak.device_bytes * USEFUL_HEADROOM
         useful = [one for one in trials if one.fits == "yes" and _saved(current, one) >= worth]
         return Ladder(recommendations=_shown(useful, current), best=None, trials=tuple(trials))
-    singles = [_try((lever,), job, estimate) for lever in levers]
+    singles = [_try((lever,), job, estimate, least) for lever in levers]
     if fits is None:
         return Ladder(recommendations=_shown(_worth(singles, current), current), best=None, trials=tuple(singles))
-    fitting = [trial for trial in singles if trial.fits == "yes"]
+    fitting = [trial for trial in singles if trial.is_enough]
     if fitting:
         first = _without_changing_the_task(job, estimate, levers, least) if fitting[0].levers[0].changes_task else None
         best = first or fitting[0]
-        others = [trial for trial in _worth(singles, current) if trial.fits != "yes"]
+        others = [trial for trial in _worth(singles, current) if not trial.is_enough]
         shown = [*([first] if first else []), *fitting, *others]
         return Ladder(recommendations=_shown(shown, current), best=best, trials=tuple(singles))
     return _combine(job, estimate, current, levers, singles, least)
@@ -129,23 +152,23 @@ def _cheapest_set(
 
     def fits_up_to(count: int) -> bool:
         if count not in seen:
-            if count < len(levers) and _hopeless(_strongest_of_each_group(levers[:count]), job, least):
-                return False
-            seen[count] = _try(_strongest_of_each_group(levers[:count]), job, estimate, solve=False)
-        return seen[count].fits == "yes"
+            seen[count] = _try(_strongest_of_each_group(levers[:count]), job, estimate, least, solve=False)
+        return seen[count].is_enough
 
     certain = next((place for place, lever in enumerate(levers) if lever.may_add), len(levers))
     high = next((count for count in (len(levers), certain) if count > 1 and fits_up_to(count)), 0)
     if not high:
-        return None, list(seen.values())
+        return None, [trial for count, trial in seen.items() if count == len(levers) or not trial.hopeless]
     low = 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits_up_to(middle) else (middle, high)
-    return _stripped(seen[high], job, estimate, levers), list(seen.values())
+    return _stripped(seen[high], job, estimate, levers, least), []
 
 
-def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever]) -> Trial:
+def _stripped(
+    trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
+) -> Trial:
     """The set without what it does not need, dearest first, and with the cheapest of each group that is enough.
 
     Its dearest lever is needed: without it, a cheaper set would have fitted.
@@ -153,7 +176,7 @@ def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequen
     chosen, dropped = list(trial.levers), []
 
     def enough(set_of_levers: Sequence[Lever]) -> bool:
-        return _try(tuple(set_of_levers), job, estimate, solve=False).fits == "yes"
+        return _try(tuple(set_of_levers), job, estimate, least, solve=False).is_enough
 
     for lever in reversed(trial.levers[:-1]):
         if enough([one for one in chosen if one is not lever]):
@@ -172,20 +195,14 @@ def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequen
     return _try(tuple(chosen), job, estimate)
 
 
-def _hopeless(levers: tuple[Lever, ...], job: Job, least: LeastFunction | None) -> bool:
-    """Whether what is always there is too much already."""
-    if least is None or job.cluster is None:
-        return False
-    edited = _applied(levers, job, {})[0]
-    return least(edited) > job.cluster.usable_bytes
-
-
 def _strongest_of_each_group(levers: Sequence[Lever]) -> tuple[Lever, ...]:
     last = {lever.group: lever for lever in levers}
     return tuple(lever for lever in levers if last[lever.group] is lever)
 
 
-def _try(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, solve: bool = True) -> Trial:
+def _try(
+    levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, least: LeastFunction | None = None, *, solve: bool = True
+) -> Trial:
     """The job with the levers applied in order, each once and only where it still applies.
 
     Levers on a number go to their strongest value; with `solve`, the dearest of them comes back to the largest that fits
@@ -193,12 +210,12 @@ def _try(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, solve:
     """
     solvable = next((lever for lever in reversed(levers) if lever.edit_to is not None), None)
     if solvable is None or solvable.value is None or not solve:
-        return _with_values(levers, job, estimate, {})
+        return _with_values(levers, job, estimate, {}, least)
     name, at_most = solvable.name, solvable.value(job) - 1
     if job.cluster is None:
-        return _with_values(levers, job, estimate, {name: max(solvable.strongest, (at_most + 1) // 2)})
-    strongest = _with_values(levers, job, estimate, {})
-    if strongest.fits != "yes" or at_most <= solvable.strongest:
+        return _with_values(levers, job, estimate, {name: max(solvable.strongest, (at_most + 1) // 2)}, least)
+    strongest = _with_values(levers, job, estimate, {}, least)
+    if not strongest.is_enough or at_most <= solvable.strongest:
         return strongest
     value = largest(
         lambda candidate: _with_values(levers, job, estimate, {name: candidate}).margin,
@@ -207,10 +224,13 @@ def _try(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, solve:
     return _with_values(levers, job, estimate, {name: value}) if value >= solvable.strongest else strongest
 
 
-def _with_values(levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, values: dict[str, int]) -> Trial:
+def _with_values(
+    levers: tuple[Lever, ...], job: Job, estimate: EstimateFunction, values: dict[str, int], least: LeastFunction | None = None
+) -> Trial:
     """The trial with levers on a number at given values, or at their strongest."""
     edited, steps = _applied(levers, job, values)
-    return Trial(levers=tuple(lever for lever, _, _ in steps), job=edited, estimate=estimate(edited), steps=tuple(steps))
+    bound = least(edited) if least is not None else 0
+    return Trial(levers=tuple([lever for lever, _, _ in steps]), job=edited, steps=tuple(steps), how=estimate, least_bytes=bound)
 
 
 def _applied(levers: tuple[Lever, ...], job: Job, values: dict[str, int]) -> tuple[Job, list[tuple[Lever, Job, Job]]]:
@@ -236,7 +256,7 @@ def _saved(current: Estimate, trial: Trial) -> int:
 
 def _worth(trials: Sequence[Trial], current: Estimate) -> list[Trial]:
     """The trials worth a line, in order of cost; of more than can be shown, those that save most."""
-    worth = [trial for trial in trials if _saved(current, trial) > current.peak.device_bytes * WORTH_SHOWING]
+    worth = [trial for trial in trials if trial.saves(current, more_than=current.peak.device_bytes * WORTH_SHOWING)]
     best = sorted(worth, key=lambda trial: _saved(current, trial), reverse=True)[:MOST_SHOWN]
     return [trial for trial in worth if trial in best]
 

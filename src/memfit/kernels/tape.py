@@ -76,6 +76,8 @@ class Tape:
         self.policy = policy
         self.grad = grad
         self.nodes: list[Node] = []
+        self.graph: list[Node] = []
+        """Those that autograd records: a gradient passes through them, or ends in their parameters."""
         self.sizes: list[Size] = []
         self.first: list[int] = []
         """By storage: the node that first touches it, -1 if none does; and below the last one."""
@@ -158,8 +160,8 @@ class Tape:
         view_gradient: bool = False,
     ) -> None:
         """Append a node; outputs require a gradient if an input or a parameter does, and only then is anything saved."""
-        nodes, first, last = self.nodes, self.first, self.last
-        index = len(nodes)
+        first, last = self.first, self.last
+        index = len(self.nodes)
         requires = bool(weight_grads)
         for one in inputs:
             storage = one.storage
@@ -177,9 +179,11 @@ class Tape:
             for one in outputs:
                 one.requires_grad = True
             kept = tuple([one.storage for one in saved]) if saved else ()
-            nodes.append(Node(inputs, outputs, kept, alias, weight_grads, scratch, backward_scratch, view_gradient))
+            node = Node(inputs, outputs, kept, alias, weight_grads, scratch, backward_scratch, view_gradient)
+            self.graph.append(node)
         else:
-            nodes.append(Node(inputs, outputs, (), alias, (), scratch, backward_scratch, view_gradient))
+            node = Node(inputs, outputs, (), alias, (), scratch, backward_scratch, view_gradient)
+        self.nodes.append(node)
 
     def promote(self, *tensors: Tensor) -> str:
         """The format of an element-wise result: the widest of its inputs'."""
