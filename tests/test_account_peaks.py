@@ -162,6 +162,10 @@ QUICK = [
         lambda: Case(T.GPTNeoXForCausalLM, neox()),
         {"precision": "bf16-true", "attention": "sdpa", "optimizer": "adamw-fused", "checkpointing": "full"},
     ),
+    (  # the partial rotary's `cat` lays q and k head by head: eager's products do not copy them
+        lambda: Case(T.GPTNeoXForCausalLM, neox()),
+        {"precision": "bf16-true", "attention": "eager", "optimizer": "sgd", "checkpointing": "full"},
+    ),
     (
         lambda: Case(T.BertForSequenceClassification, T.BertConfig(**encoder()), "sequence"),
         {"precision": "32-true", "attention": "eager", "optimizer": "adamw-fused"},
