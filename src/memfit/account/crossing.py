@@ -56,6 +56,8 @@ class BlockMemory(NamedTuple):
     output_requires_grad: bool
     returned: tuple[Form, Form] = (ZERO, ZERO)
     """Keys and values in the cache object that the model returns: those that no node saves, and those that one does."""
+    waiting: Form = ZERO
+    """The part of `gradients` that is no parameter's: of keys and values whose virtual ones wait for all layers."""
     casts_saved: Form = ZERO
     """The part of `kept` that is autocast's copies of trained weights: made once, however often the weights are used."""
     recomputed: tuple[Form, ...] = ()

@@ -75,7 +75,8 @@ def _compile_training(job: Job, workload: Training) -> Compiled:
     kernels, policy = training_policies(job, workload)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
-    numbers = Numbers(workload.batch, seq, seq, target, target, chunks=chunks_of(job.model, seq))
+    keys = seq + finetuning.virtual_keys(workload)
+    numbers = Numbers(workload.batch, seq, keys, target, target, chunks=chunks_of(job.model, seq))
     ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":

@@ -200,7 +200,7 @@ class _Backward:
             if not one.requires_grad:
                 continue
             size = one.size
-            if passed is not None and size == passed.size and one.dtype == passed.dtype:
+            if passed is not None and (size == passed.size or node.parts) and one.dtype == passed.dtype:
                 gradient = arrived[0]
                 gradient.holders += 1
             else:
@@ -351,7 +351,12 @@ def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
                 total += copy_bytes or num_bytes
             elif name in accumulation.pending or not (accumulation.persist or accumulation.repeated or accumulation.shares(name)):
                 total += num_bytes
-    return form(GRADIENTS, ONCE, total)
+    return form(GRADIENTS, ONCE, total) + _waiting(lowered)
+
+
+def _waiting(lowered: Lowered) -> Form:
+    """Gradients of the block's tensors that stay until all blocks are through backward."""
+    return sum([form(TEMPORARY, *one.size) for one in lowered.tape.waiting])
 
 
 def _returned(lowered: Lowered, plan: _Plan) -> tuple[Form, Form]:
@@ -389,6 +394,7 @@ def _block_memory(lowered: Lowered, plan: _Plan, kept: Form) -> BlockMemory:
         output_requires_grad=lowered.output.requires_grad,
         casts_saved=form(TEMPORARY, ONCE, saved_casts),
         returned=_returned(lowered, plan),
+        waiting=_waiting(lowered),
         read=tuple(
             [
                 Read(name, form(ACTIVATIONS, *one.size), bool(plan.saved[one.storage]), one.requires_grad)

@@ -28,7 +28,7 @@ _DEFAULTS_WORTH_SAYING = {
 }
 
 
-FROZEN_BASE = (*finetuning.ADAPTER_METHODS, "prompt")
+FROZEN_BASE = (*finetuning.ADAPTER_METHODS, "prompt", "prefix")
 """Methods that leave all weights as they are."""
 
 

@@ -7,7 +7,7 @@ Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 int
 
 from __future__ import annotations
 
-from memfit.kernels import functions
+from memfit.kernels import functions, prefix
 from memfit.kernels.cache import caches
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -81,9 +81,12 @@ def cached(context: Context, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     tape = context.tape
     copies = []
     for one in (k, v):
-        dtype = tape.promote(k, one) if context.policy.cache == "keys" else one.dtype
-        out = tape.tensor(one.axis, one.width, dtype)
-        tape.record((one,), (out,), alias=True)
+        if context.policy.prefix is not None:
+            out = prefix.joined(context, context.policy.prefix, one)
+        else:
+            dtype = tape.promote(k, one) if context.policy.cache == "keys" else one.dtype
+            out = tape.tensor(one.axis, one.width, dtype)
+            tape.record((one,), (out,), alias=True)
         tape.returned.append(out)
         copies.append(out)
     return copies[0], copies[1]
