@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from memfit.account.estimate import COMPONENTS
-from memfit.model.description import ONCE, PAIR, POSITION, TOKEN
+from memfit.model.description import AXES, ONCE, PAIR, POSITION, TOKEN
 
 Form = int
 """Bytes by component and axis: `form(...)` makes one, `+`, `-` and `*` work on whole forms, `parts` takes it apart."""
@@ -74,6 +74,15 @@ def parts(of: Form) -> tuple[tuple[str, int, int], ...]:
             order, component = divmod(place - _FIRST_FAR, len(_FAR))
             found.append((_FAR[component], _ORDER[order], value))
     return tuple(found)
+
+
+def shown(of: Form) -> str:
+    """A form for a person: `96,320 B x token + 12 B x once`; the integer itself has thousands of digits."""
+    return " + ".join([f"{num_bytes:,} B x {_axis_name(axis)}" for axis, num_bytes in per_axis(of)]) or "0 B"
+
+
+def _axis_name(axis: int) -> str:
+    return AXES[axis] if axis < len(AXES) else f"window {axis - len(AXES)}"
 
 
 def moved(of: Form, axes: Mapping[int, int]) -> Form:

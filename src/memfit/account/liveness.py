@@ -395,6 +395,7 @@ def _block_memory(lowered: Lowered, plan: _Plan, kept: Form) -> BlockMemory:
         casts_saved=form(TEMPORARY, ONCE, saved_casts),
         returned=_returned(lowered, plan),
         waiting=_waiting(lowered),
+        lingering=sum([plan.storages[one.storage] for one in lowered.tape.lingering if not plan.saved[one.storage]]),
         read=tuple(
             [
                 Read(name, form(ACTIVATIONS, *one.size), bool(plan.saved[one.storage]), one.requires_grad)

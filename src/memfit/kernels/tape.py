@@ -94,6 +94,8 @@ class Tape:
         """By node: which of `OPERATORS` it is."""
         self.whole_logits: Tensor | None = None
         """Logits that the caller gets from a loss that makes them itself."""
+        self.lingering: list[Tensor] = []
+        """What the block returns beside its output: a name of the caller's holds it while the next block runs."""
         self.waiting: list[Tensor] = []
         """Tensors whose gradient stays when the block is through backward: another that waits is a view of it."""
         self.companions: dict[int, Tensor] = {}
