@@ -242,6 +242,10 @@ class _ComputedRank(Rank):
 
     details: Callable[[], tuple[tuple[Component, ...], tuple[Phase, ...]]]
 
+    def __repr__(self) -> str:
+        """As any rank; what makes the table has thousands of digits."""
+        return repr(Rank(**{name: getattr(self, name) for name in Rank.field_names}))
+
     @cached_property
     def _table(self) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:
         return self.details()

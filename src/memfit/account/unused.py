@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memfit.account import finetuning
-from memfit.job import FineTuning, Training
+from memfit.job import FineTuning, Inference, Training, Workload
 from memfit.model import Model
 from memfit.options import options_of
 
@@ -21,6 +21,14 @@ class Row(NamedTuple):
 
     field: str
     counts: Callable[[Model, Training], bool]
+    belongs_to: str
+
+
+class InferenceRow(NamedTuple):
+    """The same for a field of inference."""
+
+    field: str
+    counts: Callable[[Model, Inference], bool]
     belongs_to: str
 
 
@@ -53,7 +61,7 @@ ROWS = (
     ),
     Row(
         "attention",
-        lambda model, workload: model.family == "counts" or bool(model.attention_kernels),
+        lambda model, workload: _attends(model),
         "the model has no attention",
     ),
     Row("eval_accumulation", lambda model, workload: bool(workload.eval_rows), "it moves the logits of --eval-rows"),
@@ -79,12 +87,38 @@ ROWS = (
 )
 
 
-def unused(model: Model, given: Training, resolved: Training) -> list[tuple[str, str]]:
+def _attends(model: Model) -> bool:
+    return model.family == "counts" or bool(model.attention_kernels)
+
+
+def _has_linear_layers(model: Model) -> bool:
+    return any(one.role == "linear" for segment in model.segments for block in segment.blocks for one in block.parameters)
+
+
+INFERENCE_ROWS: tuple[InferenceRow, ...] = (
+    InferenceRow("context", lambda model, workload: not model.pixels, "images have their own length: --image"),
+    InferenceRow("prompt", lambda model, workload: not model.pixels, "images have their own length: --image"),
+    InferenceRow("kv_dtype", lambda model, workload: bool(model.caches), "the model caches no keys and values"),
+    InferenceRow(
+        "quantization",
+        lambda model, workload: workload.quantization == "none" or _has_linear_layers(model),
+        "it is the format of linear layers, of which the model has none but its head",
+    ),
+    InferenceRow("attention", lambda model, workload: _attends(model), "the model has no attention"),
+    InferenceRow(
+        "logits", lambda model, workload: model.loss == "causal-lm", "only causal language models can leave positions out"
+    ),
+)
+"""The same of inference; what contradicts a model is refused (`account.lengths`)."""
+
+
+def unused(model: Model, given: Workload, resolved: Workload) -> list[tuple[str, str]]:
     """Warnings of the fields that `given` states in vain: code and text."""
     found = []
-    for row in ROWS:
+    rows: tuple[Row | InferenceRow, ...] = INFERENCE_ROWS if isinstance(resolved, Inference) else ROWS
+    for row in rows:
         one = options_of(type(given)).get(row.field)
-        if one is None or getattr(given, row.field) == one.default or row.counts(model, resolved):
+        if one is None or getattr(given, row.field) == one.default or row.counts(model, resolved):  # type: ignore[arg-type]
             continue
         flag = "--no-" + one.flag[2:] if getattr(given, row.field) is False else one.flag
         found.append((f"{row.field.replace('_', '-')}-unused", f"{flag} changes nothing here: {row.belongs_to}"))

@@ -44,3 +44,5 @@ class Runtime(NamedTuple):
     """What its own programs make of a model that is loaded in 4 bits: none | full | norms (see --kbit-prep)."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""
+    looked_at: tuple[int, ...] = ()
+    """The first release that was looked at, where earlier ones are counted like it."""

@@ -252,6 +252,8 @@ OFFLOADED = Lever(
 def _steps_at_once(job: Job) -> bool:
     """Whether every gradient is final when it arrives; a larger micro-batch leaves the choice of accumulating to its lever."""
     workload = _training(job)
+    if workload.precision == "fp16-mixed":
+        return False  # GradScaler looks at all gradients before a step
     final = workload.grad_accum == 1 and workload.zero_grad == "none" and not workload.clip_grad
     alone = workload.ddp in (None, "none") and workload.batch == 1
     return final and alone and not workload.optimizer_in_backward and not _is_trainer(job) and _method(job) == "full"
