@@ -22,10 +22,8 @@ from memfit.job import Inference, Job
 from memfit.model import Model
 from memfit.validate import runner
 
-BAR_PERCENT = 3.0
-"""What traced inference must reach for the families below: the worst row, as a share of what is not weights."""
-MUST_REACH = ("llama", "gemma2", "gpt2", "falcon", "phi", "mixtral", "mistral", "t5", "flan",
-              "umt5", "bart", "bert", "roberta", "vit")  # fmt: skip
+BAR_PERCENT = {"prefill": 1.0, "decode": 2.0}
+"""What traced inference must reach: the worst row, as a share of what is not weights."""
 SMALL = {"vocab_size": 500, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DECODER = {
     **SMALL,
@@ -198,7 +196,6 @@ def test_what_is_not_counted_is_refused(case: Case, settings: dict[str, Any], wo
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_traced_inference_reaches_its_bar(phase: str) -> None:
     group = runner.run(["inference"]).group(f"traced inference {phase}")
-    rows = [row for row in group.rows if row.id.split()[0] in MUST_REACH]
-    assert len(rows) > 30
+    assert len(group.rows) > 80
     assert group.median_percent < 0.6  # the prompt that the caller still holds is not counted: 8 B a token
-    assert max(abs(row.error_percent) for row in rows) < BAR_PERCENT
+    assert max(abs(row.error_percent) for row in group.rows) < BAR_PERCENT[phase]

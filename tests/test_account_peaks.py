@@ -175,6 +175,17 @@ def test_a_step(number: int) -> None:
     check(*step_of(make(), 2, 40, **settings))
 
 
+def test_eager_reads_what_a_partial_rotary_has_laid_head_by_head() -> None:
+    """Its `cat` leaves q and k as batched products read them; copies would be 7 % of this recomputation's temporaries."""
+    config = neox()
+    config.update({"num_hidden_layers": 1, "hidden_size": 192, "num_attention_heads": 12, "intermediate_size": 250})
+    settings = {"precision": "bf16-true", "attention": "eager", "optimizer": "sgd", "checkpointing": "full", "zero_grad": "zeros"}
+    truth, rank, statistics = step_of(Case(T.GPTNeoXForCausalLM, config), 8, 48, **settings)
+    check(truth, rank, statistics)
+    # within layers that keep nothing: GPT-NeoX gives the name of the rotated part to what joins it with the rest
+    assert models.phase(rank, "forward") == pytest.approx(truth.forward, rel=0.001)
+
+
 def test_the_loss_binds_under_a_large_vocabulary_and_dropped_outputs_lower_the_peak() -> None:
     """14V and 12V of logits a token in backward: the real difference is memfit's."""
     case = Case(T.LlamaForCausalLM, T.LlamaConfig(**decoder(vocab_size=8000, tie_word_embeddings=True)))

@@ -22,6 +22,7 @@ WORKLOADS: list[Workload] = [
     FineTuning(method="lora", seq=64, modules_to_save="lm_head", lora_bias="all"),
     FineTuning(method="dora", seq=64, loss="fused", checkpointing="full"),
     FineTuning(method="prompt", seq=64),
+    FineTuning(method="prefix", seq=64),
     FineTuning(method="freeze", seq=64, unfreeze="layers:1,norm"),
 ]
 

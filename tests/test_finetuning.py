@@ -1,8 +1,8 @@
 """What fine-tuning trains, and beside what: against PEFT's own layers and against PyTorch.
 
-`PEFT_STEPS` was measured with PEFT 0.21.2, torch 2.13 and transformers 5.24 as `torch_truth.training_step` does: the second step
-of a raw loop over a tiny Llama in bf16 on the CPU (3 x 20 tokens, fused AdamW, adapters of rank 4), sdpa taking what its flash
-kernel takes. PEFT is not needed to run it.
+`PEFT_STEPS` and `PREFIX_STEPS` were measured with PEFT 0.21.2, torch 2.13 and transformers 5.24 as
+`torch_truth.training_step` does: the second step of a raw loop over a tiny Llama in bf16 on the CPU
+(3 x 20 tokens, fused AdamW, adapters of rank 4), sdpa taking what its flash kernel takes. PEFT is not needed to run it.
 """
 
 from __future__ import annotations
@@ -94,6 +94,49 @@ def test_a_step_takes_what_peft_takes(changes: dict[str, Any], options: dict[str
     assert phase(rank, "backward") == pytest.approx(backward, abs=SMALL_TENSORS)
     assert phase(rank, "optimizer-step") == pytest.approx(step, abs=SMALL_TENSORS)
     assert rank.forward_end_bytes == pytest.approx(forward_end, abs=SMALL_TENSORS)
+
+
+EAGER = {"method": "prefix", "virtual_tokens": 5, "attention": "eager"}
+MLP = {"prefix_projection": True, "prefix_hidden": 60}
+PREFIX_STEPS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, ...]]] = [
+    ("eager", {}, EAGER, (720, 133440, 342764, 561676, 176232, 516076)),
+    ("eager projected", {}, {**EAGER, "prefix_projection": True}, (4320, 147840, 345644, 607772, 233848, 562172)),
+    ("eager fp32", {}, {**EAGER, "precision": "32-true"}, (720, 264000, 447404, 830020, 339936, 784420)),
+    ("masked", {}, {"method": "prefix", "virtual_tokens": 5}, (720, 133440, 271124, 490036, 176232, 444436)),
+    ("encoder binds", {"num_hidden_layers": 6, "num_key_value_heads": 4},
+     {"method": "prefix", "virtual_tokens": 60, "batch": 2, **MLP}, (40956, 434640, 550884, 1453124, 1119280, 1321540)),
+    ("more virtual than real", {}, {"method": "prefix", "virtual_tokens": 60, "seq": 8},
+     (8640, 165120, 215332, 531588, 333056, 513348)),
+]  # fmt: skip
+"""The same of prefix tuning; sdpa, which gets a mask, takes what its memory-efficient kernel takes."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "measured"), [row[1:] for row in PREFIX_STEPS], ids=[row[0] for row in PREFIX_STEPS]
+)
+def test_prefix_tuning_takes_what_peft_takes(changes: dict[str, Any], options: dict[str, Any], measured: tuple[int, ...]) -> None:
+    """To the byte but for step counters, the loss and the ids of the virtual tokens (8 B each, a buffer of the encoder)."""
+    trained, stored, kept, backward, step, forward_end = measured
+    found, rank = answer(tiny(**changes), **options)
+    ids = 8 * options["virtual_tokens"]
+    assert found.trainable_parameters == trained
+    assert weights(rank) == stored + ROTARY
+    assert rank.kept_bytes == kept + 4
+    # addmm's three gradients are made one after the other, by memfit at once: 956 B where the encoder binds
+    assert phase(rank, "backward") == pytest.approx(backward, rel=0.0007, abs=40 + ids)
+    assert phase(rank, "optimizer-step") == pytest.approx(step, abs=40 + ids)
+    assert rank.forward_end_bytes == pytest.approx(forward_end, abs=40)
+
+
+def test_a_prefix_needs_a_cache() -> None:
+    """PEFT refuses prefix tuning under checkpointing, whose layers have no cache; encoders have none either."""
+    with pytest.raises(UsageError, match="excludes --checkpointing"):
+        answer(tiny(), method="prefix", checkpointing="full")
+    with pytest.raises(UsageError, match="cache of a decoder; bert has none"):
+        answer(models.make(models.BERT_BASE), method="prefix")
+    recommended = memfit.answer("llama-3.2-1b", FineTuning(method="prefix", seq=4096), on="8GiB").recommendations
+    assert recommended
+    assert not [one for one in recommended if "checkpointing" in one.change]
 
 
 def layer_of(name: str) -> int:
@@ -220,7 +263,7 @@ def test_evaluation_options_need_a_batch() -> None:
 
 
 @pytest.mark.parametrize("loss", ["eager", "chunked", "chunked-output", "fused", "cut"])
-@pytest.mark.parametrize("method", ["dora", "ia3", "prompt", "freeze"])
+@pytest.mark.parametrize("method", ["dora", "ia3", "prompt", "prefix", "freeze"])
 def test_every_method_and_loss_has_a_whole_answer(method: str, loss: str) -> None:
     found = memfit.answer(tiny(), FineTuning(method=method, loss=loss, batch=BATCH, seq=SEQ, eval_batch=2), on="4090")
     assert any(one.computes == "loss" and one.name == loss for one in found.kernels)

@@ -1,4 +1,4 @@
-"""How many devices do, and the levers over those that a job has, with an account whose bytes a reader can work out in the head."""
+"""How many devices do, and the levers over those that a job has, with an account that a reader can work out in the head."""
 
 from __future__ import annotations
 

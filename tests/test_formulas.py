@@ -36,6 +36,7 @@ WORKLOADS: list[dict[str, Any]] = [
     {"kind": "finetune", "method": "dora", "ema": "device"},
     {"kind": "finetune", "method": "ia3"},
     {"kind": "finetune", "method": "prompt"},
+    {"kind": "finetune", "method": "prefix", "prefix_projection": True},
     {"kind": "finetune", "method": "freeze", "freeze": "layers:1"},
     {"kind": "finetune", "method": "lora", "lora_dtype": "bf16", "optimizer": "sgd-momentum"},
     {"kind": "finetune", "method": "lora", "modules_to_save": "lm_head"},

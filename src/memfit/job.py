@@ -110,9 +110,10 @@ class FineTuning(Training):
 
     kind = "finetune"
 
-    method: str = option("lora", "What is trained: everything, adapters (over a 4-bit base: qlora), a prompt, or what "
-        "--unfreeze names", kind="choice", choices=("full", "lora", "qlora", "dora", "ia3", "prompt", "freeze"), group="adapters",
-        choice_aliases={"prompt-tuning": "prompt", "(ia)3": "ia3", "rslora": "lora"})
+    method: str = option("lora", "What is trained: everything, adapters (over a 4-bit base: qlora), a prompt, a prefix "
+        "of keys and values, or what --unfreeze names", kind="choice", choices=("full", "lora", "qlora", "dora", "ia3", "prompt",
+        "prefix", "freeze"), group="adapters",
+        choice_aliases={"prompt-tuning": "prompt", "prefix-tuning": "prefix", "(ia)3": "ia3", "rslora": "lora"})
     lora_rank: int = option(16, "Rank of the adapters", kind="tokens", minimum=1, maximum=1 << 14, group="adapters",
         aliases=("lora-r", "rank", "lora-dim"))
     lora_targets: str = option("all-linear", "Modules with adapters: all-linear or names such as q_proj,v_proj; embed_tokens and "
@@ -131,8 +132,12 @@ class FineTuning(Training):
         "module names", kind="text", group="adapters")
     unfreeze: str = option("", "What is trained all the same, in the same words (bias: BitFit; embedding,norm: LongLoRA)",
         kind="text", group="adapters", aliases=("trainable-params",))
-    virtual_tokens: int = option(20, "Prompt tuning: trained tokens before each sequence", kind="tokens", minimum=1,
-        maximum=1 << 20, unit="tokens", group="adapters", aliases=("num-virtual-tokens",))
+    virtual_tokens: int = option(20, "Prompt and prefix tuning: trained tokens, or their keys and values, before each sequence",
+        kind="tokens", minimum=1, maximum=1 << 20, unit="tokens", group="adapters", aliases=("num-virtual-tokens",))
+    prefix_projection: bool = option(False, "Prefix tuning: two layers make the keys and values from a small table",
+        kind="flag", group="adapters")
+    prefix_hidden: int | None = option(None, "Inner width of that projection; the keys' width of a layer if not said",
+        kind="tokens", minimum=1, maximum=1 << 20, group="adapters", aliases=("encoder-hidden-size",))
     kbit_prep: str | None = option(None, "QLoRA: what is kept in fp32 beside the 4-bit layers: none; full, as "
         "prepare_model_for_kbit_training makes it; norms only, after TRL cast embedding and head back", kind="choice",
         choices=("none", "full", "norms"), group="adapters", aliases=("prepare-kbit",),

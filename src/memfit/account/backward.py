@@ -98,7 +98,7 @@ class Backward:
         for one in node.inputs:
             if not one.requires_grad:
                 continue
-            if passed is not None and one.size == passed.size and one.dtype == passed.dtype:
+            if passed is not None and (one.size == passed.size or node.parts) and one.dtype == passed.dtype:
                 gradient = arrived[0]
                 gradient.holders += 1
             else:

@@ -108,7 +108,7 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
         all_kinds = model.kind == "decoder" or kernels.padded
         masks, entry = len(kinds) if all_kinds else len(kinds.intersection(kernels.binding_windows)), dtype
     elif kernels.attention == "sdpa":
-        all_kinds = kernels.padded or model.mask == "always"
+        all_kinds = kernels.padded or model.mask == "always" or kernels.prefix is not None
         masks, entry = len(kinds) if all_kinds else len(kinds.intersection(kernels.binding_windows)), 1
     else:
         masks, entry = 0, 0
@@ -147,6 +147,7 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
         kv_dtype="",
         filled=False,
         causal_mask=False,
+        prefix=None,
     )
     if not quantizable:
         same = same._replace(quantized=None)

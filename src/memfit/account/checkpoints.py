@@ -87,6 +87,9 @@ def _operators(text: str, given: str) -> tuple[str, ...]:
                 f"--checkpointing {text[:60]!r}: no operation {one[:60]!r}{hint}; it keeps those of {', '.join(OPERATORS)}, "
                 "or with /2 those of every second one: selective:mm/2,attention"
             )
+    twice = next((one for one in found if f"{one}/2" in found), None)
+    if twice is not None:
+        raise UsageError(f"--checkpointing {text[:60]!r} keeps every {twice} and every second one: leave one of them out")
     if not found:
         raise UsageError(f"--checkpointing {text[:60]!r} names no operation: selective:{','.join(DEFAULT_OPERATORS)}")
     return found

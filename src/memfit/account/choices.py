@@ -65,6 +65,7 @@ def resolve_step(job: Job, workload: Training, choices: Choices) -> None:
     if not workload.optimizer_in_backward:
         return
     conflicts = {
+        "--precision fp16-mixed (GradScaler looks at all gradients before a step)": workload.precision == "fp16-mixed",
         f"--grad-accum {workload.grad_accum}": workload.grad_accum > 1,
         f"--clip-grad {workload.clip_grad}": bool(workload.clip_grad),
         "--zero-grad zeros": workload.zero_grad == "zeros",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memfit.account.forms import ZERO, Form
+from memfit.account.forms import ZERO, Form, shown
 
 
 class Read(NamedTuple):
@@ -14,6 +14,9 @@ class Read(NamedTuple):
     form: Form
     saved: bool
     requires_grad: bool
+
+    def __repr__(self) -> str:
+        return f"Read({self.name}, {shown(self.form)})"
 
 
 class Provided(NamedTuple):
@@ -54,6 +57,10 @@ class BlockMemory(NamedTuple):
     output_requires_grad: bool
     returned: tuple[Form, Form] = (ZERO, ZERO)
     """Keys and values in the cache object that the model returns: those that no node saves, and those that one does."""
+    waiting: Form = ZERO
+    """The part of `gradients` that is no parameter's: of keys and values whose virtual ones wait for all layers."""
+    lingering: Form = ZERO
+    """What it returns beside its output and no node saves: held while the next block runs."""
     casts_saved: Form = ZERO
     """The part of `kept` that is autocast's copies of trained weights: made once, however often the weights are used."""
     recomputed: tuple[Form, ...] = ()
@@ -63,6 +70,9 @@ class BlockMemory(NamedTuple):
     """Under such a checkpoint: what running forward again, which ends at the last tensor that backward needs, does not reach."""
     read: tuple[Read, ...] = ()
     provided: tuple[Provided, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"BlockMemory(kept={shown(self.kept)}, output={shown(self.output)})"
 
 
 class Accumulation(NamedTuple):

@@ -99,7 +99,8 @@ def _compile_training(
         policy = policy._replace(in_flight=in_flight)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
-    numbers = Numbers(workload.batch, seq, seq, target, target, chunks=chunks_of(job.model, seq))
+    keys = seq + finetuning.virtual_keys(workload)
+    numbers = Numbers(workload.batch, seq, keys, target, target, chunks=chunks_of(job.model, seq))
     ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
     host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
@@ -314,6 +315,10 @@ class _ComputedRank(Rank):
     """A rank whose table is made when it is asked for: solving for a limit needs only the peak."""
 
     details: Callable[[], tuple[tuple[Component, ...], tuple[Phase, ...]]]
+
+    def __repr__(self) -> str:
+        """As any rank; what makes the table has thousands of digits."""
+        return repr(Rank(**{name: getattr(self, name) for name in Rank.field_names}))
 
     @cached_property
     def _table(self) -> tuple[tuple[Component, ...], tuple[Phase, ...]]:

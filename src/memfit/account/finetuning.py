@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.account.selection import GENERAL, layers_of, trained_parameters
 from memfit.errors import UsageError, did_you_mean
 from memfit.job import FineTuning
-from memfit.kernels.context import ALL_LINEAR, Adapter, Choice, KernelPolicy, target_of
+from memfit.kernels.context import ALL_LINEAR, Adapter, Choice, KernelPolicy, Prefix, target_of
 from memfit.model import Model
 from memfit.precision import QUANTIZED, PrecisionPolicy
 from memfit.runtimes import Runtime
@@ -81,6 +81,8 @@ def fields(model: Model, workload: Training, precision: PrecisionPolicy) -> dict
         found["adapter"], found["adapter_targets"] = _adapter(model, workload)
     if workload.method == "prompt":
         found |= {"virtual_tokens": workload.virtual_tokens, "virtual_dtype": workload.lora_dtype}
+    if workload.method == "prefix":
+        found |= {"prefix": _prefix(model, workload), "causal_mask": True}
     if is_quantized(workload):
         stored = QUANTIZED["nf4-dq" if workload.double_quant else "nf4"]
         found["quantized"] = stored._replace(keeps_input=True) if _keeps_input(workload) else stored
@@ -91,9 +93,33 @@ def fields(model: Model, workload: Training, precision: PrecisionPolicy) -> dict
     return found
 
 
+def _prefix(model: Model, workload: FineTuning) -> Prefix:
+    """Keys and values of all layers, as the cache holds them; the projection's default width is that of a layer's keys."""
+    layer = max(cache.elements_per_token for cache, _ in model.caches) // 2
+    width = sum(cache.elements_per_token * layers for cache, layers in model.caches)
+    hidden = (workload.prefix_hidden or layer) if workload.prefix_projection else 0
+    return Prefix(workload.virtual_tokens, width, layer, hidden, workload.lora_dtype)
+
+
 def virtual_tokens(workload: Training) -> int:
-    """Trained tokens that come before each sequence."""
+    """Trained tokens that come before each sequence and run through the layers with it."""
     return workload.virtual_tokens if isinstance(workload, FineTuning) and workload.method == "prompt" else 0
+
+
+def virtual_keys(workload: Training) -> int:
+    """Tokens of which attention reads trained keys and values; no others of them are computed."""
+    return workload.virtual_tokens if isinstance(workload, FineTuning) and workload.method == "prefix" else 0
+
+
+def _check_prefix(model: Model, workload: FineTuning) -> None:
+    """PEFT puts the prefix into the cache object of a decoder, which checkpointing does without."""
+    ops = [op for segment in model.segments for block in segment.blocks for op in block.ops]
+    if model.kind != "decoder" or not model.caches:
+        raise UsageError(f"--method prefix puts keys and values into the cache of a decoder; {model.family} has none")
+    if model.states or not any(op.attributes.get("cached") for op in ops):
+        raise UsageError(f"--method prefix needs layers that all cache keys and values; {model.family} has others")
+    if workload.checkpointing != "none":
+        raise UsageError("--method prefix excludes --checkpointing: transformers has no cache under it, and PEFT refuses it")
 
 
 def resolve(model: Model, workload: FineTuning, runtime: Runtime, choices: Any) -> None:
@@ -108,6 +134,8 @@ def resolve(model: Model, workload: FineTuning, runtime: Runtime, choices: Any) 
     if workload.method in ADAPTER_METHODS:
         _check_targets(model, workload, choices)
     _check_selectors(model, workload)
+    if workload.method == "prefix":
+        _check_prefix(model, workload)
     if workload.method == "prompt" and model.kind != "decoder":
         raise UsageError(f"--method prompt puts tokens before the text of a decoder; {model.family} is none")
     loss = choices.changes.get("loss", workload.loss)
@@ -115,7 +143,7 @@ def resolve(model: Model, workload: FineTuning, runtime: Runtime, choices: Any) 
         raise UsageError(f"--loss {loss} reads the head's weight itself: an adapter on lm_head would not be used")
     policy = KernelPolicy(**fields(model, workload, PrecisionPolicy("", "bf16", "bf16", False)))
     own = policy.train_all or trained_parameters(model, policy)
-    if not own and policy.adapter is None and not policy.virtual_tokens:
+    if not own and policy.adapter is None and not policy.virtual_tokens and policy.prefix is None:
         frozen = f"--freeze {workload.freeze[:60]}" if workload.freeze else f"--method {workload.method}"
         how = f", and {model.name} has no {workload.unfreeze[:60]} to unfreeze" if workload.unfreeze else ""
         raise UsageError(f"{frozen} leaves nothing that is trained{how}")

@@ -9,10 +9,10 @@ only; evaluation multiplies each field by the count of its axis.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, cache
 
 from memfit.account.estimate import COMPONENTS
-from memfit.model.description import KEY_TOKEN, ONCE, PAIR, POSITION, SEQUENCE, TOKEN
+from memfit.model.description import AXES, KEY_TOKEN, ONCE, PAIR, POSITION, SEQUENCE, TOKEN
 
 Form = int
 """Bytes by component and axis: `form(...)` makes one, `+`, `-` and `*` work on whole forms, `parts` takes it apart."""
@@ -56,7 +56,7 @@ def form(component: int, axis: int, num_bytes: int) -> Form:
     return num_bytes * _unit(component, axis)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _unit(component: int, axis: int) -> Form:
     return (1 << _SHIFT[axis, component]) + (1 << _SHIFT[axis, None])
 
@@ -65,7 +65,7 @@ UNITS = tuple([tuple([_unit(component, axis) for axis in range(NUM_AXES)]) for c
 """The form of one byte, by axis, of activations, temporary, logits, gradients and the KV cache."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _highest_bits(num_fields: int) -> int:
     """The highest bit of each sum in an integer of so many fields."""
     return sum([1 << _FIELD * field + _FIELD - 1 for field in _SUM_FIELDS if field < num_fields])
@@ -80,6 +80,15 @@ def parts(of: Form) -> tuple[tuple[str, int, int], ...]:
         if value and component is not None:
             found.append((_NAMES[component], axis, value))
     return tuple(found)
+
+
+def shown(of: Form) -> str:
+    """A form for a person: `96,320 B x token + 12 B x once`; the integer itself has thousands of digits."""
+    return " + ".join([f"{num_bytes:,} B x {_axis_name(axis)}" for axis, num_bytes in per_axis(of)]) or "0 B"
+
+
+def _axis_name(axis: int) -> str:
+    return AXES[axis] if axis < len(AXES) else f"window {axis - len(AXES)}"
 
 
 def moved(of: Form, axes: Mapping[int, int]) -> Form:

@@ -12,6 +12,7 @@ from memfit.account.policies import trained_format
 from memfit.account.ranks import groups_of
 from memfit.account.states import BLOCKWISE_BLOCK, added_tensors, gradient_bytes, trained_tensors
 from memfit.job import FineTuning, Inference, Job, Training
+from memfit.kernels import KernelPolicy
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _weights(job: Job, compiled: Compiled) -> str:
         return text
     added = added_tensors(job.model, kernels)
     for what, found in (
-        ("virtual tokens" if kernels.virtual_tokens else "adapters", [one for one in added if one.role == "adapter"]),
+        (_beside(kernels), [one for one in added if one.role == "adapter"]),
         ("trained copies", [one for one in added if one.role != "adapter"]),
     ):
         text += f" + {_sum(found)} ({what})" if found else ""
@@ -39,6 +40,11 @@ def _weights(job: Job, compiled: Compiled) -> str:
         average = workload.ema_dtype or trained_format(kernels)
         text += f" + {compiled.profile.trained_parameters:,} x {DTYPE_BYTES[average]} B (a moving average of what is trained)"
     return text
+
+
+def _beside(kernels: KernelPolicy) -> str:
+    """What is trained beside frozen weights."""
+    return "virtual tokens" if kernels.virtual_tokens else "the prefix encoder" if kernels.prefix else "adapters"
 
 
 def _sum(tensors: Iterable[Trained]) -> str:

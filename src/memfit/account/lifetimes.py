@@ -139,5 +139,5 @@ def early_stop(lowered: Lowered) -> int | None:
     for index in range(len(tape.nodes) - 1, -1, -1):
         saved = tape.nodes[index].saved
         if saved:
-            return None if any([tape.first[storage] == index for storage in saved]) else index
+            return None if any(tape.first[storage] == index for storage in saved) else index
     return None

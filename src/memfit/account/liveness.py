@@ -87,7 +87,12 @@ def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
                 total += copy_bytes or num_bytes
             elif name in accumulation.pending or not (accumulation.persist or accumulation.repeated or accumulation.shares(name)):
                 total += num_bytes
-    return form(GRADIENTS, ONCE, total)
+    return form(GRADIENTS, ONCE, total) + _waiting(lowered)
+
+
+def _waiting(lowered: Lowered) -> Form:
+    """Gradients of the block's tensors that stay until all blocks are through backward."""
+    return sum([form(TEMPORARY, *one.size) for one in lowered.tape.waiting])
 
 
 def _returned(lowered: Lowered, plan: Plan) -> tuple[Form, Form]:
@@ -123,6 +128,8 @@ def _block_memory(lowered: Lowered, plan: Plan, kept: Form) -> BlockMemory:
         output_requires_grad=lowered.output.requires_grad,
         casts_saved=form(TEMPORARY, ONCE, saved_casts),
         returned=_returned(lowered, plan),
+        waiting=_waiting(lowered),
+        lingering=sum([plan.storages[one.storage] for one in lowered.tape.lingering if not plan.saved[one.storage]]),
         read=tuple(
             [
                 Read(name, form(ACTIVATIONS, *one.size), bool(plan.saved[one.storage]), one.requires_grad)

@@ -5,7 +5,7 @@ Each has a source, an interval and a flag that sets it by hand.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, cache
 from typing import NamedTuple
 
 from memfit.devices import Device
@@ -38,12 +38,12 @@ def workspace(device: Device | None, *, training: bool) -> Overhead:
     return _cublas(threads, size, size)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cublas(threads: int, low: int, high: int) -> Overhead:
     return Overhead(threads * high, threads * low, threads * high, _CUBLAS)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _no_cublas(vendor: str) -> Overhead:
     return Overhead(0, 0, CUBLAS_FROM_HOPPER, f"no cuBLAS on {vendor}; other libraries' workspaces are not known")
 

@@ -40,6 +40,8 @@ def _capability(job: Job) -> tuple[int, int] | None:
 
 def _caches(job: Job, workload: Training) -> bool:
     """Whether forward builds a cache object: checkpointing switches it off, and encoders have none."""
+    if finetuning.virtual_keys(workload):
+        return True  # it is what holds them
     if workload.use_cache != "on" or workload.checkpointing != "none":
         return False
     model = job.model
@@ -74,7 +76,7 @@ def _causal_buffers(job: Job) -> int:
 
 def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     """What decides the kernels and the step of a training job."""
-    seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
+    keys = (workload.seq or 1) + finetuning.virtual_tokens(workload) + finetuning.virtual_keys(workload)
     precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
     runtime, kernel_set = runtime_of(job), KERNEL_SETS[workload.kernels or "eager"]
     windows = job.model.windows
@@ -88,7 +90,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         kernels=kernel_set.name,
         norms_apart=job.model.family in kernel_set.apart,
         padded=_masked(workload) or _masked_by_runtime(job, workload),
-        binding_windows=tuple([window for window in windows if window <= seq]) if windows else (),
+        binding_windows=tuple([window for window in windows if window <= keys]) if windows else (),
         dropout=workload.dropout,
         one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.one_sequence_differs),
         device_capability=_capability(job),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from memfit.account.forms import Form, largest, parts, per_axis
+from memfit.account.forms import Form, largest, parts, per_axis, shown
 
 Terms = tuple[tuple[int, int], ...]
 """(axis, bytes per unit) pairs; axes beyond the fixed ones count the tokens that a layer of each sliding window caches."""
@@ -45,6 +45,9 @@ class Moment(NamedTuple):
     alone: bool = False
     """What is always there is not added: it is not there yet (loading), or in the form (evaluation, which frees a part)."""
 
+    def __repr__(self) -> str:
+        return f"Moment({self.phase}, {self.where}, {shown(self.form)})"
+
 
 class Profile(NamedTuple):
     """All that an evaluation needs; `kept` and the ends of forward and backward are figures to compare with measurements."""
@@ -66,6 +69,9 @@ class Profile(NamedTuple):
     trained_parameters: int | None = None
     host: Terms = ()
     """Activations that wait in host memory."""
+
+    def __repr__(self) -> str:
+        return f"Profile({len(self.moments)} moments, statics={shown(self.statics)})"
 
 
 def monomials(numbers: Numbers, windows: tuple[int, ...] = (), maximum: Callable[[Any, Any], Any] = max) -> tuple[Any, ...]:

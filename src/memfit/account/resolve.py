@@ -14,7 +14,7 @@ from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training,
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 from memfit.precision import training_policy
-from memfit.runtimes import DEFAULT_RUNTIME, Runtime, find_runtime
+from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runtime, find_runtime, is_known
 from memfit.units import format_count, format_gib
 
 TYPICAL_SEQUENCE = 4096
@@ -30,7 +30,7 @@ _DEFAULTS_WORTH_SAYING = {
 }
 
 
-FROZEN_BASE = (*finetuning.ADAPTER_METHODS, "prompt")
+FROZEN_BASE = (*finetuning.ADAPTER_METHODS, "prompt", "prefix")
 """Methods that leave all weights as they are."""
 
 
@@ -76,14 +76,24 @@ def resolve(job: Job) -> Resolved:
     resolved = workload.replace(**choices.changes)
     if isinstance(resolved, Training):
         training_policy(str(resolved.precision), resolved.weight_dtype)
-        assert isinstance(workload, Training)
-        choices.warnings += unused(job.model, workload, resolved)
+    choices.warnings += unused(job.model, workload, resolved)
+    _warn_of_release(job, choices)
     filled = job.replace(workload=resolved, parallelism=parallelism)
     check_layout(filled)
     _warn_of_size(job, choices)
     _assume_overheads(filled, choices)
     _warn_of_devices(job, choices)
     return Resolved(filled, tuple(choices.assumptions), tuple(choices.warnings))
+
+
+def _warn_of_release(job: Job, choices: Choices) -> None:
+    """A release that no row of facts describes is counted as the nearest one that does."""
+    runtime, text = runtime_of(job), job.overheads.runtime or ""
+    if "@" in text and not is_known(text):
+        nearest = RUNTIMES[runtime.name].version
+        choices.warnings.append(
+            ("unknown-release", f"--runtime {text[:60]}: nothing is known of this release: counted as {runtime.name} {nearest}")
+        )
 
 
 def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
@@ -129,6 +139,11 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
             else f"autocast over {workload.weight_dtype or 'fp32'} weights, the usual mixed precision"
         )
         choices.assume("precision", precision, why + (" (this device has no bf16)" if _lacks_bf16(job) else ""))
+        if precision == "fp16-mixed" and workload.optimizer_in_backward:
+            raise UsageError(
+                "--optimizer-in-backward steps before GradScaler has looked at all gradients of fp16-mixed, the default on a "
+                "device without bf16: use --precision 32-true"
+            )
     policy = training_policy(precision, workload.weight_dtype)
     if workload.weight_dtype is None:
         if policy.autocast:
@@ -164,6 +179,10 @@ def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices
     found = KERNEL_SETS[name]
     if found.families is not None and model.family not in found.families:
         raise UsageError(f"--kernels {name} has nothing for {model.family}, only for {', '.join(found.families)}: leave it out")
+    if workload.loss in ("fused", "cut") and model.loss in ("masked-lm", "seq2seq-lm"):
+        choices.changes["loss"] = "eager"
+        text = f"--loss {workload.loss} changes nothing here: Liger and cut cross-entropy replace the loss of causal models only"
+        choices.warnings.append(("loss-unused", text))
     if workload.loss is None:
         fused = found.loss == "fused" and model.loss == "causal-lm" and model.family not in found.plain_loss
         why = f"{name} kernels compute it with the head" if fused else "the model's own loss, logits upcast to fp32"

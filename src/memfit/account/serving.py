@@ -176,15 +176,15 @@ def _states(model: Model, segments: range, one: _Pass, kv_dtype: str, outside: E
     cache = cache_form(model, kv_dtype) if one.kernels.kv_cache else ZERO
     moments: list[tuple[str, str, Form, int]] = []
     dtype = one.kernels.precision.weight
-    embedded, passed, provided = ZERO, ZERO, ZERO
+    embedded, passed, provided, lingering = ZERO, ZERO, ZERO, ZERO
     for index, place, missing in _turns(model, segments, one, kv_dtype):
         segment = model.segments[index]
         block = segment.blocks[place]
         base = cache - missing + one.beside + passed
         if segment.role == "layers":
-            base += one.shared + embedded
+            base += one.shared + embedded + lingering
         memory = _measured(model, index, place, relevant(one.kernels, segment.role, quantizable(model, index)), dtype, outside)
-        dtype = memory.output_dtype
+        dtype, lingering = memory.output_dtype, memory.lingering
         states = [base + _within_window(model, block, state) for state in memory.forward]
         moments += [(one.phase, block.name, state, one.numbers) for state in states]
         for value in memory.provided:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.rules import SCRATCH, STATES, is_projected
 from memfit.account.selection import trained_parameters
-from memfit.kernels import KernelPolicy
+from memfit.kernels import KernelPolicy, prefix
 from memfit.kernels.adapters import shapes
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Tape
@@ -104,6 +104,8 @@ def added_tensors(model: Model, policy: KernelPolicy) -> list[Trained]:
     if policy.virtual_tokens:
         shape = (policy.virtual_tokens, model.hidden_size)
         found.append(Trained(prod(shape), policy.virtual_dtype, 1, "adapter", shape))
+    if policy.prefix is not None:
+        found += [Trained(prod(one), policy.prefix.dtype, 1, "adapter", one) for one in prefix.shapes(policy.prefix)]
     return found + [one for one, copied in _own(model, policy) if copied]
 
 

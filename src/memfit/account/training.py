@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import NamedTuple
 
+from memfit.account import prefixes
 from memfit.account.blocks import Conditions, Run, masks_of, measure_segment, shared_forms
 from memfit.account.checkpoints import Checkpointing, arranged
 from memfit.account.crossing import Accumulation
@@ -227,12 +228,18 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     tables, _ = shared_forms(model, kernels)
     if not any(memory.output_requires_grad for run in runs if run.role != "head" for memory in run.blocks):
         tables = ZERO  # a frozen backbone keeps nothing of them
+    backbone, alone = tables, Accumulation(policy.gradients_persist or policy.step_scratch >= 0, step_scratch=policy.step_scratch)
+    prefix = prefixes.encoder(kernels, alone)
+    if prefix is not None:
+        tables += prefix.kept  # alive until backward is through, as the tables are
     masks = masks_of(model, kernels)
     saved_masks = _saved_masks(model, kernels, policy, masks)
     timeline = Timeline(runs, tables, masks, policy, masks_saved=bool(saved_masks))
     before, kept = timeline.forward()
     last = runs[-1].blocks[-1]
     timeline.backward(before, last.outputs)
+    if prefix is not None:
+        prefixes.note(timeline, prefix, kernels, runs, backbone + last.outputs + timeline.cache())
     kept += timeline.outside_kept()
     leaf = ZERO
     frozen_inputs = len(runs) > 1 and not runs[0].blocks[-1].output_requires_grad
@@ -276,6 +283,7 @@ def _stored(kernels: KernelPolicy) -> KernelPolicy:
         adapter=kernels.adapter,
         virtual_tokens=kernels.virtual_tokens,
         virtual_dtype=kernels.virtual_dtype,
+        prefix=kernels.prefix,
         adapter_targets=kernels.adapter_targets,
     )
 

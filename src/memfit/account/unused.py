@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memfit.account import finetuning
-from memfit.job import FineTuning, Training
+from memfit.job import FineTuning, Inference, Training, Workload
 from memfit.model import Model
 from memfit.options import options_of
 
@@ -21,6 +21,14 @@ class Row(NamedTuple):
 
     field: str
     counts: Callable[[Model, Training], bool]
+    belongs_to: str
+
+
+class InferenceRow(NamedTuple):
+    """The same for a field of inference."""
+
+    field: str
+    counts: Callable[[Model, Inference], bool]
     belongs_to: str
 
 
@@ -53,15 +61,25 @@ ROWS = (
     ),
     Row(
         "attention",
-        lambda model, workload: model.family == "counts" or bool(model.attention_kernels),
+        lambda model, workload: _attends(model),
         "the model has no attention",
     ),
     Row("eval_accumulation", lambda model, workload: bool(workload.eval_rows), "it moves the logits of --eval-rows"),
     Row("lora_rank", _by_method(*_LOW_RANK), "it belongs to --method lora, qlora or dora"),
     Row("lora_dropout", _by_method(*_LOW_RANK), "it belongs to --method lora, qlora or dora"),
     Row("lora_targets", _by_method(*finetuning.ADAPTER_METHODS), "it belongs to adapters: --method lora, qlora, dora or ia3"),
-    Row("lora_dtype", _by_method(*finetuning.ADAPTER_METHODS, "prompt"), "it is the format of adapters or of a prompt"),
-    Row("virtual_tokens", _by_method("prompt"), "it belongs to --method prompt"),
+    Row(
+        "lora_dtype",
+        _by_method(*finetuning.ADAPTER_METHODS, "prompt", "prefix"),
+        "it is the format of adapters, a prompt or a prefix",
+    ),
+    Row("virtual_tokens", _by_method("prompt", "prefix"), "it belongs to --method prompt or prefix"),
+    Row("prefix_projection", _by_method("prefix"), "it belongs to --method prefix"),
+    Row(
+        "prefix_hidden",
+        lambda model, workload: isinstance(workload, FineTuning) and workload.method == "prefix" and workload.prefix_projection,
+        "it is the inner width of --prefix-projection",
+    ),
     Row("freeze", _by_method("full", "freeze"), "all weights are frozen beside adapters or a prompt; --unfreeze trains some"),
     Row("kbit_prep", _by_method("qlora"), "it belongs to a 4-bit base: --method qlora"),
     Row("quantizer", _by_method("qlora"), "it belongs to a 4-bit base: --method qlora"),
@@ -69,12 +87,38 @@ ROWS = (
 )
 
 
-def unused(model: Model, given: Training, resolved: Training) -> list[tuple[str, str]]:
+def _attends(model: Model) -> bool:
+    return model.family == "counts" or bool(model.attention_kernels)
+
+
+def _has_linear_layers(model: Model) -> bool:
+    return any(one.role == "linear" for segment in model.segments for block in segment.blocks for one in block.parameters)
+
+
+INFERENCE_ROWS: tuple[InferenceRow, ...] = (
+    InferenceRow("context", lambda model, workload: not model.pixels, "images have their own length: --image"),
+    InferenceRow("prompt", lambda model, workload: not model.pixels, "images have their own length: --image"),
+    InferenceRow("kv_dtype", lambda model, workload: bool(model.caches), "the model caches no keys and values"),
+    InferenceRow(
+        "quantization",
+        lambda model, workload: workload.quantization == "none" or _has_linear_layers(model),
+        "it is the format of linear layers, of which the model has none but its head",
+    ),
+    InferenceRow("attention", lambda model, workload: _attends(model), "the model has no attention"),
+    InferenceRow(
+        "logits", lambda model, workload: model.loss == "causal-lm", "only causal language models can leave positions out"
+    ),
+)
+"""The same of inference; what contradicts a model is refused (`account.lengths`)."""
+
+
+def unused(model: Model, given: Workload, resolved: Workload) -> list[tuple[str, str]]:
     """Warnings of the fields that `given` states in vain: code and text."""
     found = []
-    for row in ROWS:
+    rows: tuple[Row | InferenceRow, ...] = INFERENCE_ROWS if isinstance(resolved, Inference) else ROWS
+    for row in rows:
         one = options_of(type(given)).get(row.field)
-        if one is None or getattr(given, row.field) == one.default or row.counts(model, resolved):
+        if one is None or getattr(given, row.field) == one.default or row.counts(model, resolved):  # type: ignore[arg-type]
             continue
         flag = "--no-" + one.flag[2:] if getattr(given, row.field) is False else one.flag
         found.append((f"{row.field.replace('_', '-')}-unused", f"{flag} changes nothing here: {row.belongs_to}"))

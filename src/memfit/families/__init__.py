@@ -134,12 +134,12 @@ def build_model(config: Mapping[str, Any], *, name: str, source: str, head: str 
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise InputError(f"{name}: the config has no model_type; it must be one of {', '.join(FAMILIES)}")
+        raise InputError(f"{name}: the config has no model_type; it must name an architecture that `memfit models` lists")
     family = FAMILIES.get(model_type)
     if family is None:
         shown = model_type if len(model_type) <= 60 else model_type[:57] + "..."
         raise UnknownArchitectureError(
-            f"{name}: architecture {shown!r} is not known{did_you_mean(shown, FAMILIES)}; known are {', '.join(FAMILIES)}. "
+            f"{name}: architecture {shown!r} is not known{did_you_mean(shown, FAMILIES)}; `memfit models` lists those that are. "
             "Give it by dimensions (--layers --hidden --heads --ffn --vocab), or by counts (--params --activation-elements)"
         )
     view = ConfigView(config, name, image=image)

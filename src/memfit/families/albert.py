@@ -86,12 +86,15 @@ def build(config: ConfigView, architecture: str) -> Description:
     num_layers = config.size("num_hidden_layers", 12, maximum=1024)
     b = BlockBuilder("embedding", 1)
     x = narrow_embedding(b, "albert.embeddings", vocab, positions, config.size("type_vocab_size", 2), width, dropout)
-    x = b.linear("albert.encoder.embedding_hidden_mapping_in", x, hidden, bias=True)
+    narrow = b.done(x)  # as wide as a name holds it while the layers run; they read the projection
+    b = BlockBuilder("projection", width)
+    mapped = b.done(b.linear("albert.encoder.embedding_hidden_mapping_in", b.input, hidden, bias=True))
     head, loss = _head(config, architecture, hidden, width, vocab, activation)
     return Description(
         published_dtype="fp32",
         segments=(
-            Segment((b.done(x),), role="embedding"),
+            Segment((narrow,), role="embedding"),
+            Segment((mapped,), role="between"),
             *_groups(config, _layer(hidden, heads, ffn, activation, dropout, attention_dropout), num_layers),
             head,
         ),

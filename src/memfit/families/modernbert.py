@@ -71,7 +71,8 @@ class _Parts:
         )
         attended = b.linear("attn.Wo", context, hidden, bias=self.attention_bias, split="row")
         b.until_here(x, fused, q, k)
-        x = b.add(b.input, b.dropout(attended, self.attention_dropout))
+        attended = b.dropout(attended, self.attention_dropout)
+        x = b.add(b.input, attended)
 
         normed = self.norm(b, "mlp_norm", x)
         wide = b.linear("mlp.Wi", normed, 2 * self.ffn, bias=self.mlp_bias)
@@ -79,7 +80,9 @@ class _Parts:
         inner = b.dropout(b.multiply(b.activation(self.activation, inner), gate), self.mlp_dropout)
         mixed = b.linear("mlp.Wo", inner, hidden, bias=self.mlp_bias, split="row")
         b.until_here(normed, inner)
-        return b.done(b.add(x, mixed))
+        x = b.add(x, mixed)
+        b.until_here(attended)
+        return b.done(x)
 
     def head(self, architecture: str) -> tuple[Segment, str | None]:
         """The final norm, the prediction head and the loss of a class."""

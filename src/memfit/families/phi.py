@@ -38,7 +38,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         q = head_layer_norm(b, "self_attn.q_layernorm", q, heads)
         k = head_layer_norm(b, "self_attn.k_layernorm", k, kv_heads)
     whole = (q, k)  # the parts that are not rotated are views of them
-    q, k = b.rotary(q, k, head_dim=head_dim, rotary_dim=rotary_dim)
+    q, k = b.rotary(q, k, head_dim=head_dim, rotary_dim=rotary_dim, parts_named=True)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, dropout=attention_dropout, head_major=True)
     attended = b.linear("self_attn.dense", context, hidden, bias=True, split="row")
     b.until_here(q, k, v, *whole)

@@ -31,7 +31,7 @@ def _layer(config: ConfigView, hidden: int, heads: int, kv_heads: int, rotary_di
         q = separate_head_norms(b, "self_attn.q_layernorm", q, heads)
         k = separate_head_norms(b, "self_attn.k_layernorm", k, kv_heads)
     whole = (q, k)  # the parts that are not rotated are views of them
-    q, k = b.rotary(q, k, head_dim=head_dim, rotary_dim=rotary_dim)
+    q, k = b.rotary(q, k, head_dim=head_dim, rotary_dim=rotary_dim, parts_named=True)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, dropout=attention_dropout, head_major=True)
     attended = b.linear("self_attn.o_proj", context, hidden, split="row")
     b.until_here(q, k, v, *whole)

@@ -59,16 +59,25 @@ class _Layers:
         shifts = shifted and min(grid) > self.window
         b = BlockBuilder("shifted block" if shifts else "block", channels * grid.size, SEQUENCE)
         x = vision.layer_norm(b, "layernorm_before", b.input, channels)
-        x = self._attended(b, x, channels, heads, grid, shifts)
+        x, named = self._attended(b, x, channels, heads, grid, shifts)
         x = b.add(b.input, vision.drop_path(b, x, rate))
         normed = vision.layer_norm(b, "layernorm_after", x, channels)
         ffn = feed_forward_width(self.name, self.mlp_ratio, channels)
         inner = b.activation(self.activation, vision.linear(b, "mlp.fc1", normed, (channels, ffn)))
-        mixed = b.dropout(vision.linear(b, "mlp.fc2", inner, (ffn, channels)), self.dropout)
-        return b.done(b.add(mixed, x))
+        mixed = vision.linear(b, "mlp.fc2", inner, (ffn, channels))
+        b.until_here(normed)
+        mixed = b.dropout(mixed, self.dropout)
+        x = b.add(mixed, x)
+        b.until_here(*named)
+        return b.done(x)
 
-    def _attended(self, b: BlockBuilder, x: Value, channels: int, heads: int, grid: Grid, shifts: bool) -> Value:
-        """Pad, shift, cut into windows, attend, and all of it back: every step but a view is a copy."""
+    def _attended(
+        self, b: BlockBuilder, x: Value, channels: int, heads: int, grid: Grid, shifts: bool
+    ) -> tuple[Value, tuple[Value, ...]]:
+        """Pad, shift, cut into windows, attend, and all of it back: every step but a view is a copy.
+
+        Returns the result and what names of the block's forward hold until it returns.
+        """
         padded = grid.padded(self.window)
         groups = padded.size // self.window**2
         rows = padded.width > self.window  # one window in a row: cutting is a view
@@ -79,13 +88,24 @@ class _Layers:
         bias = vision.relative_bias(b, "attention.relative_position_bias", self.window, heads)
         if shifts:
             bias = vision.shift_mask(b, bias, normed, groups, self.window)
-        x = vision.attention(b, q, k, v, heads=heads, channels=channels, groups=groups, bias=bias, dropout=self.attention_dropout)
-        x = b.dropout(vision.linear(b, "attention.o_proj", x, (channels, channels)), self.dropout)
+        x = vision.attention(
+            b,
+            q,
+            k,
+            v,
+            heads=heads,
+            channels=channels,
+            groups=groups,
+            bias=bias,
+            dropout=self.attention_dropout,
+            returned=True,
+        )
+        attended = x = b.dropout(vision.linear(b, "attention.o_proj", x, (channels, channels)), self.dropout)
         x = vision.copy(b, "window reverse", x) if rows else x
         x = vision.copy(b, "cyclic shift", x) if shifts else x
         x = x if padded == grid else vision.copy(b, "cut", x, channels * grid.size)
-        b.until_here(normed, windows)
-        return x
+        b.until_here(normed)
+        return x, (windows, attended, x)
 
 
 def _merging(channels: int, grid: Grid) -> tuple[Block, Grid]:

@@ -37,7 +37,7 @@ def _rule(job: Job, estimate: Estimate) -> tuple[str, dict[str, int]]:
     if isinstance(workload, FineTuning) and workload.method != "full":
         per_weight = 0.55 if workload.method == "qlora" else 2.0
         adapters = adapter_parameters(workload, estimate)
-        where = "trained" if workload.method in ("freeze", "prompt") else "in adapters"
+        where = "trained" if workload.method in ("freeze", "prompt", "prefix") else "in adapters"
         trained = {"gradients": 4 * adapters, "optimizer_states": 8 * adapters}
         formula = f"{per_weight:g} B x {count} frozen + {_ADAPTER_BYTES} B x {format_count(adapters)} {where}"
         return formula, {"weights": round(per_weight * parameters) + 4 * adapters, **trained}

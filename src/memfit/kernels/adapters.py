@@ -45,8 +45,8 @@ def low_rank(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor
         total = add(tape, base, _dora(context, parameter, adapter, x, base, has_bias))
     else:
         rows, width = parameter.shape
-        low = _factor(context, Parameter(parameter.name + ".lora_A", (adapter.rank, width), "adapter"), adapter, x)
-        high = _factor(context, Parameter(parameter.name + ".lora_B", (rows, adapter.rank), "adapter"), adapter, low)
+        low = factor(context, Parameter(parameter.name + ".lora_A", (adapter.rank, width), "adapter"), adapter.dtype, x)
+        high = factor(context, Parameter(parameter.name + ".lora_B", (rows, adapter.rank), "adapter"), adapter.dtype, low)
         total = add(tape, base, unary(tape, high))
     return tape.cast(total, base.dtype)
 
@@ -73,8 +73,8 @@ def _dora(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor, b
     grads = ((rows * DTYPE_BYTES[adapter.dtype], 0, parameter.name + ".magnitude"),) if trained else ()
     tape.record((norm,), (scale,), saved=(norm,), weight_grads=grads)
     norm.requires_grad = False
-    low = _factor(context, Parameter(parameter.name + ".lora_A", (rank, width), "adapter"), adapter, x)
-    high = _factor(context, Parameter(parameter.name + ".lora_B", (rows, rank), "adapter"), adapter, low)
+    low = factor(context, Parameter(parameter.name + ".lora_A", (rank, width), "adapter"), adapter.dtype, x)
+    high = factor(context, Parameter(parameter.name + ".lora_B", (rows, rank), "adapter"), adapter.dtype, low)
     if context.probability(adapter.dropout):
         x = tape.autocast_compute(x)
         base = tape.tensor(x.axis, columns(parameter, x), x.dtype)
@@ -91,17 +91,19 @@ def _dora(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor, b
     return out
 
 
-def _factor(context: Context, parameter: Parameter, adapter: Adapter, x: Tensor) -> Tensor:
-    """One factor of a pair: always trained."""
+def factor(context: Context, parameter: Parameter, dtype: str, x: Tensor, bias: Parameter | None = None) -> Tensor:
+    """A linear layer beside the model's, such as one factor of a pair: always trained, in a format of its own."""
     tape = context.tape
     trained = context.policy.training
     x = tape.autocast_compute(x)
-    copy = tape.weight_cast(parameter, adapter.dtype, trained)
+    copy = tape.weight_cast(parameter, dtype, trained)
     out = tape.tensor(x.axis, columns(parameter, x), x.dtype)
     saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
-    size = prod(parameter.shape) * DTYPE_BYTES[adapter.dtype]
+    size = prod(parameter.shape) * DTYPE_BYTES[dtype]
     copy_bytes = prod(parameter.shape) * DTYPE_BYTES[tape.policy.compute] if copy is not None else 0
-    weight_grads = ((size, copy_bytes, parameter.name),) if trained else ()
+    weight_grads: tuple[tuple[int, int, str], ...] = ((size, copy_bytes, parameter.name),) if trained else ()
+    if trained and bias is not None:
+        weight_grads += ((bias.num_elements * DTYPE_BYTES[dtype], 0, parameter.name + ".bias"),)
     tape.record((x,) if copy is None else (x, copy), (out,), saved=saved, weight_grads=weight_grads, view_gradient=True)
     tape.name("mm")
     if copy is not None:
@@ -123,7 +125,7 @@ def on_embedding(context: Context, parameter: Parameter, adapter: Adapter, ids: 
     for one in ids:
         one.requires_grad = False
     name = parameter.name + ".lora_embedding_B"
-    high = _factor(context, Parameter(name, (parameter.shape[1], rank), "adapter"), adapter, low)
+    high = factor(context, Parameter(name, (parameter.shape[1], rank), "adapter"), adapter.dtype, low)
     return tape.cast(add(tape, base, unary(tape, high)), base.dtype)
 
 

@@ -7,7 +7,7 @@ Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 int
 
 from __future__ import annotations
 
-from memfit.kernels import functions
+from memfit.kernels import functions, prefix
 from memfit.kernels.cache import caches
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -81,9 +81,12 @@ def cached(context: Context, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     tape = context.tape
     copies = []
     for one in (k, v):
-        dtype = tape.promote(k, one) if context.policy.cache == "keys" else one.dtype
-        out = tape.tensor(one.axis, one.width, dtype)
-        tape.record((one,), (out,), alias=True)
+        if context.policy.prefix is not None:
+            out = prefix.joined(context, context.policy.prefix, one)
+        else:
+            dtype = tape.promote(k, one) if context.policy.cache == "keys" else one.dtype
+            out = tape.tensor(one.axis, one.width, dtype)
+            tape.record((one,), (out,), alias=True)
         tape.returned.append(out)
         copies.append(out)
     return copies[0], copies[1]
@@ -136,8 +139,12 @@ def _flash(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape.record((q, k, v), (out, lse), saved=(q, k, v, out, lse), backward_scratch=scratch)
     tape.name("attention")
     lse.requires_grad = False
-    copied = op.attributes["head_major"] and not KERNEL_SETS[context.policy.kernels].rotary_in_place
-    return _contiguous(tape, out) if copied else out
+    return _contiguous(tape, out) if _head_major(context, op) else out
+
+
+def _head_major(context: Context, op: Op) -> bool:
+    """Whether q and k come from a `cat`, which lays them head by head."""
+    return bool(op.attributes["head_major"]) and not KERNEL_SETS[context.policy.kernels].rotary_in_place
 
 
 def _flash_wide(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -302,7 +309,8 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
     strided = not context.policy.one_sequence
     pair = pair_axis(q, k)
     contiguous = grouped or caches(context, op)  # repeated ones, or what the cache returns
-    read_q, read_k = _operand(tape, q, strided), key_operand(context, op, k, strided and not contiguous)
+    strided_heads = strided and not _head_major(context, op)
+    read_q, read_k = _operand(tape, q, strided_heads), key_operand(context, op, k, strided_heads and not contiguous)
     scores = functions.matmul(tape, read_q, read_k, pair, heads)
     scores = functions.unary(tape, scores)
     if bias is not None:

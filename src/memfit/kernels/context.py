@@ -38,6 +38,19 @@ class Choice(NamedTuple):
     """Modules of which a copy is trained while the original stays (PEFT's modules_to_save)."""
 
 
+class Prefix(NamedTuple):
+    """Prefix tuning: trained keys and values of `tokens` virtual tokens in every layer."""
+
+    tokens: int
+    width: int
+    """Elements of keys and values of one token in all layers."""
+    layer_width: int
+    """Elements of the keys of one token in one layer."""
+    projection: int = 0
+    """The inner width of the two layers that make them from a table of the keys' width; 0: the table holds them themselves."""
+    dtype: str = "fp32"
+
+
 class KernelPolicy(NamedTuple):
     """Everything that decides how operations run; the same for every block of a job, so it can be a key."""
 
@@ -76,6 +89,7 @@ class KernelPolicy(NamedTuple):
     virtual_tokens: int = 0
     """Prompt tuning: trained tokens before each sequence, in `virtual_dtype`."""
     virtual_dtype: str = "fp32"
+    prefix: Prefix | None = None
     adapter_targets: tuple[str, ...] = ()
     """Module names (the last part) that get an adapter; (ALL_LINEAR,) for every linear layer but the head."""
     one_sequence: bool = False
@@ -101,7 +115,7 @@ class KernelPolicy(NamedTuple):
     filled: bool = False
     """Inference: the cache holds earlier tokens."""
     causal_mask: bool = False
-    """Inference: fewer queries than keys, so that causality needs a mask."""
+    """Fewer queries than keys, so that causality needs a mask: of a later chunk of a prompt, or behind virtual tokens."""
 
 
 def target_of(parameter: Parameter) -> str:

@@ -90,6 +90,9 @@ def rotary(context: Context, op: Op, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
     tables, twice = bool(in_fp32) or op.attributes["fp32_tables"], in_fp32 == "twice"
     read = [tape.cast(x, "fp32") for x in (q, k)] if in_fp32 == "named" else [q, k]
     out_q, out_k = [_rotate(tape, x, head_dim, rotary_dim, fp32_tables=tables, twice=twice) for x in read]
+    if op.attributes["parts_named"] and rotary_dim is not None:
+        for joined in (out_q, out_k):  # the name of the rotated part lives as long as that of the whole
+            tape.companions[joined.storage] = next(node for node in tape.nodes if joined in node.outputs).inputs[0]
     if not op.attributes["cast_back"]:
         return out_q, out_k
     results = tape.cast(out_q, q.dtype), tape.cast(out_k, k.dtype)
@@ -120,7 +123,6 @@ def _rotate(tape: Tape, x: Tensor, head_dim: int, rotary_dim: int | None, *, fp3
     rest = _slice(tape, whole, whole.width - width)
     joined = tape.tensor(x.axis, whole.width, dtype)
     tape.record((out, rest), (joined,))
-    tape.companions[joined.storage] = out  # the name of the rotated part lives as long as that of the whole
     return joined
 
 

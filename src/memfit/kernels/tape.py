@@ -41,7 +41,9 @@ class Tensor:
 class Node:
     """One autograd function: forward allocates `outputs` and `scratch`, backward the gradients and `backward_scratch`."""
 
-    __slots__ = ("alias", "backward_scratch", "handed", "inputs", "outputs", "saved", "scratch", "view_gradient", "weight_grads")
+    __slots__ = (
+        "alias", "backward_scratch", "handed", "inputs", "outputs", "parts", "saved", "scratch", "view_gradient", "weight_grads",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +65,8 @@ class Node:
         """For each trained parameter: bytes of its gradient, bytes of the copy in the compute format before it, its name."""
         self.scratch = scratch
         self.backward_scratch = backward_scratch
+        self.parts = False
+        """With `alias`: the inputs are parts of the output: their gradients are views of its own, whatever their size."""
         self.handed: tuple[int, ...] = ()
         """Saved storages that become gradients: made in forward, or written over; backward makes no others."""
         self.view_gradient = view_gradient
@@ -92,6 +96,10 @@ class Tape:
         """By node: which of `OPERATORS` it is."""
         self.whole_logits: Tensor | None = None
         """Logits that the caller gets from a loss that makes them itself."""
+        self.lingering: list[Tensor] = []
+        """What the block returns beside its output: a name of the caller's holds it while the next block runs."""
+        self.waiting: list[Tensor] = []
+        """Tensors whose gradient stays when the block is through backward: another that waits is a view of it."""
         self.companions: dict[int, Tensor] = {}
         """Storages that are held with others: a name of the same function."""
         self.cached: set[int] = set()
@@ -154,6 +162,7 @@ class Tape:
         *,
         saved: Sequence[Tensor] = (),
         alias: bool = False,
+        parts: bool = False,
         weight_grads: tuple[tuple[int, int, str], ...] = (),
         scratch: Sequence[Size] = (),
         backward_scratch: Sequence[Size] = (),
@@ -183,6 +192,7 @@ class Tape:
             self.graph.append(node)
         else:
             node = Node(inputs, outputs, (), alias, (), scratch, backward_scratch, view_gradient)
+        node.parts = parts
         self.nodes.append(node)
 
     def promote(self, *tensors: Tensor) -> str:

@@ -170,13 +170,22 @@ def relative_bias(context: Context, op: Op) -> Tensor:
 
 
 def shift_mask(context: Context, op: Op, bias: Tensor, normed: Tensor) -> Tensor:
-    """The mask, copied for every image in the format of the normed states, plus the bias of each head."""
+    """The mask, copied for every image in the format of the normed states, plus the bias of each head.
+
+    The block holds the mask of one image, attention its copy and the bias as long as their sum.
+    """
     tape = context.tape
-    mask = tape.tensor(SEQUENCE, op.attributes["mask"], normed.dtype)
-    tape.record((), (mask,))
+    single = tape.tensor(ONCE, op.attributes["mask"], normed.dtype)
+    tape.record((), (single,))
+    tape.hold_to_the_end(single)
+    mask = single
+    if not context.policy.one_sequence:  # of one image it is a view
+        mask = tape.tensor(SEQUENCE, op.attributes["mask"], normed.dtype)
+        tape.record((single,), (mask,))
     out = tape.tensor(SEQUENCE, op.outputs[0].width, tape.promote(bias, mask))
     tape.record((bias, mask), (out,), alias=True)
-    tape.hold(mask)
+    tape.companions[out.storage] = mask
+    tape.companions[mask.storage] = bias
     return out
 
 
@@ -238,6 +247,8 @@ def _eager(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor, bias: Tens
     tape.hold(scores)
     probabilities = functions.dropout(context, probabilities, op.attributes["dropout"])
     tape.hold_to_the_end(probabilities)
+    if op.attributes["returned"]:
+        tape.lingering.append(probabilities)
     out = functions.matmul(tape, tape.autocast_compute(probabilities), _operand(context, v, strided), q.axis, op.outputs[0].width)
     copied = out if op.attributes["single_head"] else functions.unary(tape, out)
     for one in (q, k, v, out, *(() if bias is None else (bias,))):

@@ -138,12 +138,14 @@ class BlockBuilder:
         in_fp32: str = "",
         fp32_tables: bool = False,
         cast_back: bool = False,
+        parts_named: bool = False,
     ) -> tuple[Value, Value]:
         """Rotary position embedding of q and k; `rotary_dim` rotates only the first part of each head, and joins the parts.
 
         `in_fp32`: q and k are cast before, and a name holds the casts (`named`) or each product makes its own (`twice`);
         `fp32_tables`: cos and sin are in fp32 whatever the hidden states are;
-        `cast_back`: the results are cast to the format that q and k had.
+        `cast_back`: the results are cast to the format that q and k had;
+        `parts_named`: names of the attention's forward hold the rotated parts beside what joins them.
         """
         out_q, out_k = self._value(q.axis, q.width), self._value(k.axis, k.width)
         attributes = {
@@ -152,6 +154,7 @@ class BlockBuilder:
             "in_fp32": in_fp32,
             "fp32_tables": fp32_tables,
             "cast_back": cast_back,
+            "parts_named": parts_named,
         }
         self._ops.append(Op("rotary", "rotary", (q, k), (out_q, out_k), (), attributes))
         return out_q, out_k

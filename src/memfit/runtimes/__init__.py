@@ -44,4 +44,13 @@ def find_runtime(text: str) -> Runtime:
     return found._replace(version=release)
 
 
-__all__ = ["DEFAULT_RUNTIME", "EARLIER", "RUNTIMES", "Runtime", "find_runtime"]
+def is_known(text: str) -> bool:
+    """Whether a row of facts describes the release of `name@release`: none does of a later one than was looked at."""
+    name, _, release = text.partition("@")
+    row = RUNTIMES[name]
+    newest = tuple(int(part) for part in row.version.split("."))
+    asked = tuple(int(part) for part in release.split("."))[: len(newest)]
+    return row.looked_at[: len(asked)] <= asked <= newest
+
+
+__all__ = ["DEFAULT_RUNTIME", "EARLIER", "RUNTIMES", "Runtime", "find_runtime", "is_known"]

@@ -50,3 +50,5 @@ class Runtime(NamedTuple):
     """Whether tensor parallelism brings sequence parallelism with it."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""
+    looked_at: tuple[int, ...] = ()
+    """The first release that was looked at, where earlier ones are counted like it."""

@@ -76,4 +76,10 @@ HF_4_46 = HF_4_49._replace(
 )
 HF_TRAINER_4_46 = HF_TRAINER_4_49._replace(version="4.48", shifted_logits=True, since=(4, 46), source=HF_4_46.source)
 
-TORCH = HF._replace(name="torch", version="2.13", since=(2,), description="a raw PyTorch loop over the same modules")
+TORCH = HF._replace(
+    name="torch",
+    version="2.13",
+    since=(2,),
+    looked_at=(2, 13),
+    description="a raw PyTorch loop over the same modules",
+)

@@ -178,6 +178,11 @@ MICRO_BATCH = Lever(
 # --- checkpointing
 
 
+def _recomputes(job: Job) -> bool:
+    """Whether layers can run again: not where a prefix stands in a cache object, which checkpointing does without."""
+    return _method(job) != "prefix"
+
+
 def _selective_flags(job: Job) -> tuple[str, ...]:
     kept = "context_fn=partial(create_selective_checkpoint_contexts, policy)"
     if _is_trainer(job):
@@ -189,7 +194,7 @@ SELECTIVE = Lever(
     name="selective-checkpointing",
     group="checkpointing",
     why_here="the same gradients; at most a sixth more compute, always",
-    applies=lambda job: _training(job).checkpointing == "none" and job.model.loss is not None,
+    applies=lambda job: _training(job).checkpointing == "none" and job.model.loss is not None and _recomputes(job),
     edit=lambda job: with_workload(job, checkpointing="selective"),
     change=lambda before, after: "selective checkpointing: attention and every second matrix product kept",
     # Half of the products of one more forward pass; forward : backward = 1 : 2, so 3 units become at most 3.5.
@@ -203,7 +208,9 @@ CHECKPOINTING = Lever(
     name="checkpointing",
     group="checkpointing",
     why_here="the same gradients; a third more compute, always",
-    applies=lambda job: find_checkpointing(_training(job).checkpointing).kind in ("none", "selective", "every", "first"),
+    applies=lambda job: (
+        find_checkpointing(_training(job).checkpointing).kind in ("none", "selective", "every", "first") and _recomputes(job)
+    ),
     edit=lambda job: with_workload(job, checkpointing="full"),
     change=lambda before, after: "activation checkpointing of every layer",
     # Chen et al. 2016 (arXiv:1604.06174): one more forward pass; forward : backward = 1 : 2, so 3 units become 4.
@@ -225,7 +232,9 @@ OFFLOADED = Lever(
     name="offloaded-checkpointing",
     group="checkpointing",
     why_here="as checkpointing, and each layer's input over the host bus and back",
-    applies=lambda job: _training(job).checkpointing != "offloaded" and bool(job.model.hidden_size) and not job.model.pixels,
+    applies=lambda job: (
+        _training(job).checkpointing != "offloaded" and bool(job.model.hidden_size) and not job.model.pixels and _recomputes(job)
+    ),
     edit=lambda job: with_workload(job, checkpointing="offloaded"),
     change=lambda before, after: "activation checkpointing with each layer's input in host memory",
     cost=lambda before, after: (
@@ -246,6 +255,8 @@ OFFLOADED = Lever(
 def _steps_at_once(job: Job) -> bool:
     """Whether every gradient is final when it arrives; a larger micro-batch leaves the choice of accumulating to its lever."""
     workload = _training(job)
+    if workload.precision == "fp16-mixed":
+        return False  # GradScaler looks at all gradients before a step
     final = workload.grad_accum == 1 and workload.zero_grad == "none" and not workload.clip_grad
     alone = workload.ddp in (None, "none") and workload.batch == 1
     return final and alone and not workload.optimizer_in_backward and not _is_trainer(job) and _method(job) == "full"

@@ -160,8 +160,12 @@ def attention(
     groups: int = 1,
     bias: Value | None = None,
     dropout: float = 0.0,
+    returned: bool = False,
 ) -> Value:
-    """softmax(q k^T / sqrt(d) + bias) v within each group (window) of an image."""
+    """softmax(q k^T / sqrt(d) + bias) v within each group (window) of an image.
+
+    `returned`: eager's probabilities are a result of the block.
+    """
     keys = k.width // channels // groups
     rows = q.width // channels * heads
     return b.op(
@@ -179,6 +183,7 @@ def attention(
         queries=q.width // channels // groups,
         single_head=heads == 1,
         groups=groups,
+        returned=returned,
     )
 
 
