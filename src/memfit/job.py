@@ -67,9 +67,11 @@ class Training(Options):
         group="activations", aliases=("gradient-checkpointing", "activation-checkpointing", "recompute"),
         choice_aliases={"true": "full", "false": "none", "off": "none", "on": "full", "unsloth": "offloaded",
                         "offload": "offloaded", "uniform:": "group:", "block:": "first:"})
-    kernels: str | None = option(None, "Kernel set: eager modules, Liger's in their place, or torch.compile", kind="choice",
-        choices=("eager", "liger", "compile"), group="kernels",
-        choice_aliases={"hf": "eager", "liger-kernel": "liger", "torch.compile": "compile", "inductor": "compile"})
+    kernels: str | None = option(None, "Kernel set: eager modules, Liger's in their place, torch.compile, or a runtime's own: "
+        "torchtitan, te or megatron (with Transformer Engine or without), unsloth", kind="choice",
+        choices=("eager", "liger", "compile", "torchtitan", "te", "megatron", "unsloth"), group="kernels",
+        choice_aliases={"hf": "eager", "liger-kernel": "liger", "torch.compile": "compile", "inductor": "compile",
+                        "transformer-engine": "te", "transformer_engine": "te", "local": "megatron"})
     loss: str | None = option(None, "Loss: eager (logits upcast to fp32); chunked with the head, or over chunks of whole logits "
         "(chunked-output); fused with the head (Liger); cut (cut cross-entropy)",
         kind="choice", choices=("eager", "chunked", "chunked-output", "fused", "cut"), group="activations",
@@ -257,9 +259,12 @@ ALL_OPEN = Parallelism()
 class Overheads(Options):
     """What the software takes beside the tensors. `None`: from the runtime's and the device's own facts."""
 
-    runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch; with a release: hf@4.57",
-        kind="choice", versioned="4.57", choices=("hf", "hf-trainer", "torch"), group="runtime",
-        choice_aliases={"transformers": "hf", "trainer": "hf-trainer", "pytorch": "torch"})
+    runtime: str | None = option(None, "Software that runs the job: hf (raw loop), hf-trainer, torch, torchtitan, megatron, "
+        "unsloth; with a release: hf@4.57",
+        kind="choice", versioned="4.57", choices=("hf", "hf-trainer", "torch", "torchtitan", "megatron", "unsloth"),
+        group="runtime",
+        choice_aliases={"transformers": "hf", "trainer": "hf-trainer", "pytorch": "torch", "titan": "torchtitan",
+                        "megatron-lm": "megatron", "megatron-core": "megatron", "nemo": "megatron"})
     communication: int | None = option(None, "Memory that NCCL takes on each device for its communicators", kind="size",
         minimum=0, group="overhead", unit="bytes", aliases=("nccl",))
     cuda_context: int | None = option(None, "Memory that the driver's context takes on each device", kind="size", minimum=0,

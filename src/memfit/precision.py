@@ -65,26 +65,96 @@ KV_BYTES_X2 = {"fp32": 8, "bf16": 4, "fp16": 4, "fp8": 2, "int8": 2, "int4": 1}
 """Twice the bytes of one element of a KV cache."""
 
 
+class MixedScheme(NamedTuple):
+    """What a mixed precision means to a runtime: where the numbers of full precision are."""
+
+    name: str
+    master: str = ""
+    """Format of the numbers that the optimizer updates, where they are not the weights that operations read."""
+    beside: bool = False
+    """They are a copy beside those weights; otherwise they are the weights, and a copy in the compute format exists of a unit
+    (embedding, layer, head) only while that runs."""
+    precisions: tuple[str, ...] = ()
+    """The precisions that it knows; empty: all."""
+    why: str = ""
+    """What the answer says of the precision that it takes where none is given."""
+    source: str = ""
+
+
+MIXED_SCHEMES = {
+    one.name: one
+    for one in (
+        MixedScheme("autocast", source="torch.autocast over the weights"),
+        MixedScheme(
+            "fsdp2",
+            master="fp32",
+            precisions=("bf16-mixed", "bf16-true", "32-true"),
+            why="FSDP2's mixed precision: fp32 weights, of which each unit is cast while it runs, gradients reduced in fp32",
+            source="torch 2.13 distributed/fsdp/_fully_shard: MixedPrecisionPolicy, _fsdp_param_group.py, _fsdp_collectives.py",
+        ),
+        MixedScheme(
+            "megatron",
+            master="fp32",
+            beside=True,
+            precisions=("bf16-mixed", "32-true"),
+            why="16-bit weights, and fp32 gradients, main weights and moments: 2 + 4 + 12 bytes for every parameter",
+            source="NVIDIA/Megatron-LM core/optimizer/optimizer.py Float16OptimizerWithFloat16Params, "
+            "core/distributed/param_and_grad_buffer.py",
+        ),
+    )
+}
+"""By the name that a runtime gives in its field `mixed`."""
+
+
 class PrecisionPolicy(NamedTuple):
     """In which format weights are stored and matrix products computed; `autocast`: torch casts at each operation."""
 
     name: str
     weight: str
+    """Of the weights that operations read, and of the gradients that they make."""
     compute: str
     autocast: bool
+    master: str = ""
+    """See `MixedScheme`."""
+    beside: bool = False
+
+    @property
+    def by_unit(self) -> bool:
+        """The weights are the master's; each unit is cast while it runs."""
+        return bool(self.master) and not self.beside
+
+    @property
+    def stored(self) -> str:
+        """Format in which the weights are there all the time."""
+        return self.master if self.by_unit else self.weight
+
+    @property
+    def updated(self) -> str:
+        """Format of what the optimizer updates, and of the gradients that it reads."""
+        return self.master or self.weight
 
 
 @lru_cache(maxsize=64)
-def training_policy(precision: str, weight_dtype: str | None) -> PrecisionPolicy:
-    """The policy of a raw PyTorch loop: `x-true` stores and computes in x; `x-mixed` is autocast over `weight_dtype` (fp32).
+def training_policy(precision: str, weight_dtype: str | None, scheme: str = "autocast") -> PrecisionPolicy:
+    """The policy of a training loop: `x-true` stores and computes in x; `x-mixed` is what the scheme makes of it.
+
+    Autocast: torch casts weights in `weight_dtype` (fp32) at each operation.
 
     Raises:
-        UsageError: a weight format that contradicts a true precision.
+        UsageError: a weight format that contradicts a true precision or a scheme, a precision that the scheme does not know.
     """
     width, _, kind = precision.partition("-")
     compute = {"32": "fp32"}.get(width, width)
-    if kind == "mixed":
+    mixed = MIXED_SCHEMES[scheme]
+    if mixed.precisions and precision not in mixed.precisions:
+        raise UsageError(f"--precision {precision} is not what this runtime does: it has {', '.join(mixed.precisions)}")
+    if kind == "mixed" and not mixed.master:
         return PrecisionPolicy(precision, weight_dtype or "fp32", compute, True)
+    if kind == "mixed":
+        made = PrecisionPolicy(precision, compute, compute, False, mixed.master, mixed.beside)
+        if weight_dtype not in (None, made.stored):
+            raise UsageError(f"--weight-dtype {weight_dtype} contradicts --precision {precision}: it keeps them in {made.stored}")
+        return made
     if weight_dtype not in (None, compute):
         raise UsageError(
             f"--weight-dtype {weight_dtype} contradicts --precision {precision}: use a mixed precision, or leave it out"

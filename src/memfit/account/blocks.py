@@ -11,8 +11,10 @@ from typing import NamedTuple
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
 from memfit.account.liveness import measure, measure_checkpointed
+from memfit.account.residents import unit_of
 from memfit.account.selection import stretches
 from memfit.kernels import Externals, KernelPolicy, Lowered, lower
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
 from memfit.model.description import CROSS_PAIR, TARGET_PAIR
 from memfit.precision import DTYPE_BYTES
@@ -100,7 +102,7 @@ def shared_forms(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
     """
     dtype = DTYPE_BYTES[kernels.precision.weight]
     table = model.rotary_tables * (model.rotary_dim or 0) * (4 if model.rotary_fp32 else dtype)
-    tables = form(ACTIVATIONS, POSITION, 2 * table)
+    tables = ZERO if KERNEL_SETS[kernels.kernels].table_buffer else form(ACTIVATIONS, POSITION, 2 * table)
     kinds = model.attention_windows or {None}
     if model.mask == "own":
         masks, entry = 0, 0
@@ -135,12 +137,13 @@ def _backbone_tensors(model: Model, kernels: KernelPolicy) -> tuple[Form, Form]:
 def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolicy:
     """The policy without what a part of the model does not depend on, so that jobs that differ only there share its measure."""
     if role == "layers":
-        return kernels._replace(loss="eager", logits_last=False, generating=False)
+        return kernels._replace(loss="eager", loss_chunks=8, logits_last=False, generating=False)
     same = kernels._replace(
         attention="sdpa",
         padded=False,
         binding_windows=(),
         device_capability=None,
+        attention_copies=False,
         one_sequence=False,
         cache="",
         decoding=False,
@@ -178,7 +181,11 @@ def _measured(model: Model, segment: int, place: int, conditions: Conditions) ->
         model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
     )
     is_last = model.segments[segment].role == "head"
-    return measure(lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
+    memory = measure(lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
+    if not conditions.kernels.precision.by_unit:
+        return memory
+    block = model.segments[segment].blocks[place]
+    return memory._replace(unit=unit_of(model, block, conditions.kernels, conditions.accumulation))
 
 
 @lru_cache(maxsize=1024)

@@ -5,6 +5,8 @@ full         every layer, one by one: its input is kept
 every:n      every n-th layer, the others keep all (torchtitan's selective option n)
 first:n      the first n layers (Megatron's block method)
 group:n      n layers as one checkpoint: ceil(L / n) inputs are kept, n layers recomputed at once (Megatron's uniform method)
+selective    (of parts of a layer, where a kernel set can recompute some: selective:core_attn of Megatron) all is kept but what
+             lies within these parts
 selective    every layer, but the outputs of listed operations are kept beside its input (torch.utils.checkpoint's
              create_selective_checkpoint_contexts)
 offloaded    as full, the inputs wait in host memory
@@ -25,6 +27,8 @@ from memfit.model import Model
 
 COUNTED = ("every", "first", "group")
 """Kinds that take a number of layers."""
+PARTS = ("core_attn",)
+"""Parts of a layer that kernel sets recompute by themselves, as Megatron's recompute_modules names them."""
 DEFAULT_OPERATORS = ("mm/2", "addmm", "bmm", "attention", "convolution")
 """torchtitan's default: every product and attention kernel, of the products without a bias every second one.
 
@@ -41,15 +45,18 @@ class Checkpointing(NamedTuple):
     operators: tuple[str, ...] = ()
     """For selective: names of `OPERATORS` whose outputs are kept; `/2` keeps those of every second one, the first included."""
 
+    parts: tuple[str, ...] = ()
+    """For parts: names of `PARTS`, which alone are recomputed; the layers around them run as without checkpoints."""
+
     @property
     def recomputes(self) -> bool:
-        """Whether anything is recomputed."""
-        return self.kind != "none"
+        """Whether layers are recomputed."""
+        return self.kind not in ("none", "parts")
 
     @property
     def all_layers(self) -> bool:
         """Whether no layer keeps everything."""
-        return self.kind not in ("none", "every", "first")
+        return self.kind not in ("none", "every", "first", "parts")
 
 
 NONE = Checkpointing()
@@ -67,6 +74,8 @@ def find_checkpointing(text: str) -> Checkpointing:
         # torchtitan spells every n-th layer as a selective option, too
         if rest.isascii() and rest.isdecimal():
             return find_checkpointing(f"every:{rest}")
+        if rest in PARTS:
+            return Checkpointing("parts", parts=(rest,))
         return Checkpointing(kind, operators=_operators(text, rest) if rest not in ("", "op") else DEFAULT_OPERATORS)
     if kind not in COUNTED:
         return Checkpointing(kind)
@@ -100,6 +109,7 @@ def num_checkpointed(model: Model, checkpointing: Checkpointing) -> int:
     total = sum(segment.repeat * len(segment.blocks) for segment in model.segments if segment.role == "layers")
     return {
         "none": 0,
+        "parts": total,
         "every": total // checkpointing.layers,
         "first": min(total, checkpointing.layers),
     }.get(checkpointing.kind, total)

@@ -7,8 +7,10 @@ from typing import Any
 from memfit.account.checkpoints import find_checkpointing, num_checkpointed
 from memfit.errors import UsageError
 from memfit.job import Assumption, Job, Training, Workload
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 from memfit.options import options_of
+from memfit.runtimes import Runtime
 
 
 class Choices:
@@ -25,9 +27,18 @@ class Choices:
         self.assumptions.append(Assumption(name=field, value=value, why=why, flag=self.options[field].flag))
 
 
-def resolve_checkpointing(model: Model, workload: Training, choices: Choices) -> None:
-    """Checkpointing that does nothing, or that transformers has no switch for."""
-    checkpointing = find_checkpointing(workload.checkpointing)
+def resolve_checkpointing(model: Model, runtime: Runtime, workload: Training, choices: Choices) -> None:
+    """What the runtime means by `selective`; checkpointing that does nothing, or that transformers has no switch for."""
+    text = workload.checkpointing
+    if text == "none" and runtime.advice:
+        choices.assume("checkpointing", "none", f"nothing is recomputed; {runtime.advice}")
+    if text == "selective" and runtime.selective:
+        text = choices.changes["checkpointing"] = f"selective:{runtime.selective}"
+    checkpointing = find_checkpointing(text)
+    able = KERNEL_SETS[workload.kernels or runtime.kernels].recomputes
+    for part in checkpointing.parts:
+        if part not in able:
+            raise UsageError(f"--checkpointing {text}: {runtime.name} has no switch for it; --runtime megatron has")
     if not checkpointing.recomputes:
         return
     if not num_checkpointed(model, checkpointing):
@@ -45,11 +56,13 @@ def resolve_checkpointing(model: Model, workload: Training, choices: Choices) ->
         )
 
 
-def resolve_step(job: Job, workload: Training, choices: Choices) -> None:
+def resolve_step(job: Job, runtime: Runtime, workload: Training, choices: Choices) -> None:
     """DDP over several devices; an optimizer that steps within backward needs every gradient to be final when it arrives."""
     layout = job.parallelism
     several = (layout.dp_replicate or 1) > 1 and not layout.zero
-    if workload.ddp is None:
+    if workload.ddp is None and runtime.mixed != "autocast":
+        choices.changes["ddp"] = "none"  # it reduces its own gradients where they are
+    elif workload.ddp is None:
         choices.changes["ddp"] = "copies" if several else "none"
         if several:
             why = "whole replicas are kept equal by DistributedDataParallel, whose buckets are copies of the gradients"

@@ -70,9 +70,29 @@ class BlockMemory(NamedTuple):
     """Under such a checkpoint: what running forward again, which ends at the last tensor that backward needs, does not reach."""
     read: tuple[Read, ...] = ()
     provided: tuple[Provided, ...] = ()
+    unit: Unit | None = None
+    """Where its weights are cast while it runs."""
 
     def __repr__(self) -> str:
         return f"BlockMemory(kept={shown(self.kept)}, output={shown(self.output)})"
+
+
+class Unit(NamedTuple):
+    """A block as FSDP2 runs it on one device: weights cast before it runs, gradients reduced in full precision after it.
+
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py (init_unsharded_param of one rank),
+    _fsdp_collectives.py foreach_reduce.
+    """
+
+    weights: Form
+    """The cast weights."""
+    casting: Form
+    """While they are made: the cast of the largest parameter beside its copy in the unit."""
+    reducing: tuple[Form, ...]
+    """States of the reduction: the gradients that backward made and its input; its input, the quotient of that by a divide factor
+    of 1, and its result, the gradients in full precision."""
+    reduced: Form
+    """The reduction's input, which waits for the next unit's reduction."""
 
 
 class Accumulation(NamedTuple):
@@ -92,6 +112,8 @@ class Accumulation(NamedTuple):
     step_scratch: int = -1
     """The optimizer steps each parameter as its gradient arrives, with this many bytes of scratch for each byte of the gradient,
     which is gone then; -1: it steps when backward is through."""
+    widened: int = 1
+    """How many times as large gradients are as those that the nodes make, from the end of the block on (FSDP2's reduction)."""
     waiting: frozenset[str] = frozenset()
     """Values from outside the block whose gradient another block has made already."""
 

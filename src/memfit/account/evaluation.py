@@ -86,6 +86,9 @@ def _forward(model: Model, kernels: KernelPolicy) -> list[tuple[str, Form]]:
                 block, kernels._replace(trained=names), input_requires_grad=False, input_dtype=dtype, externals=tuple(outside)
             )
             memory = measure_forward(lowered)
+            if kernels.precision.by_unit:
+                cast = form(TEMPORARY, ONCE, DTYPE_BYTES[dtype] * block.num_parameters)
+                memory = memory._replace(forward=tuple([state + cast for state in memory.forward]))
             memories.append((block.name, memory, passed))
             dtype = memory.output_dtype
             for value in memory.provided:

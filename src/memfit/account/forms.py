@@ -30,7 +30,9 @@ NUM_AXES = 32
 _FAR = tuple([name for name in COMPONENTS if name not in _NEAR])
 _NAMES = (*_NEAR, *_FAR)
 ACTIVATIONS, TEMPORARY, LOGITS, GRADIENTS, KV_CACHE, RECURRENT_STATE, INPUTS = range(len(_NEAR))
-WEIGHTS, OPTIMIZER_STATES, WORKSPACE = [_NAMES.index(name) for name in ("weights", "optimizer_states", "workspace")]
+WEIGHTS, MASTER_WEIGHTS, OPTIMIZER_STATES, WORKSPACE = [
+    _NAMES.index(name) for name in ("weights", "master_weights", "optimizer_states", "workspace")
+]  # fmt: skip
 
 
 def _fields() -> list[tuple[int, int | None]]:

@@ -10,9 +10,12 @@ from memfit.account.optimizers import Trained, find_optimizer
 from memfit.account.overheads import FRAGMENTATION_SHARE
 from memfit.account.policies import trained_format
 from memfit.account.ranks import groups_of
+from memfit.account.resolve import runtime_of
 from memfit.account.states import BLOCKWISE_BLOCK, added_tensors, gradient_bytes, trained_tensors
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import KernelPolicy
+from memfit.kernels.sets import KERNEL_SETS
+from memfit.model import AXES
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 def _weights(job: Job, compiled: Compiled) -> str:
     kernels = compiled.kernels
-    element = DTYPE_BYTES[kernels.precision.weight]
+    element = DTYPE_BYTES[kernels.precision.stored]
     text = f"{job.model.num_parameters:,} x {element} B"
     if kernels.quantized is not None:
         text = f"linear layers in {kernels.quantized.name}, the rest of {job.model.num_parameters:,} x {element} B"
@@ -45,6 +48,11 @@ def _weights(job: Job, compiled: Compiled) -> str:
 def _beside(kernels: KernelPolicy) -> str:
     """What is trained beside frozen weights."""
     return "virtual tokens" if kernels.virtual_tokens else "the prefix encoder" if kernels.prefix else "adapters"
+
+
+def _master(job: Job, compiled: Compiled) -> str:
+    element = DTYPE_BYTES[compiled.kernels.precision.master]
+    return f"{compiled.profile.trained_parameters:,} x {element} B, which the optimizer updates, beside the 16-bit weights"
 
 
 def _sum(tensors: Iterable[Trained]) -> str:
@@ -124,6 +132,7 @@ _KEPT: dict[str, Callable[[Checkpointing, int], str]] = {
     "first": lambda one, number: f"of the first {number} layers only the input kept, the others' saved by the operations",
     "group": lambda one, number: f"only the inputs of {-(-number // one.layers)} groups of {one.layers} layers kept",
     "selective": lambda one, number: f"each layer's input and the results of {', '.join(one.operators)} kept",
+    "parts": lambda one, number: f"saved by the operations but those within {', '.join(one.parts)}, which run again",
     "offloaded": lambda one, number: "each layer's input on the host, two of them on the device",
 }
 """What is kept under each kind of checkpointing, from it and the number of layers that are recomputed."""
@@ -149,7 +158,9 @@ def _logits(job: Job, compiled: Compiled) -> str:
         return f"{b:,} positions x {job.model.vocab_size:,} entries"
     rows = job.workload.eval_rows if isinstance(job.workload, Training) else None
     collected = f"; {rows:,} rows at evaluation" if rows else ""
-    return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, {_LOSSES[compiled.kernels.loss]}{collected}"
+    own = KERNEL_SETS[compiled.kernels.kernels].logits if compiled.kernels.loss == "eager" else ""
+    made = own or _LOSSES[compiled.kernels.loss]
+    return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, {made}{collected}"
 
 
 def _cache(job: Job, compiled: Compiled) -> str:
@@ -199,7 +210,8 @@ def _inputs(job: Job, compiled: Compiled) -> str:
         return f"{b:,} x {job.model.pixels:,} pixels x {DTYPE_BYTES[compiled.kernels.precision.weight]} B{labels}"
     if isinstance(job.workload, Inference) and job.model.caches:
         return f"{b:,} x {job.workload.context or s:,} ids" + ("" if job.model.encoder_decoder else " and positions") + " x 8 B"
-    return f"{b:,} x {s:,} ids{labels} x 8 B" + _evaluated_inputs(job)
+    beside = [f" + {size} B for each {AXES[axis]}" for axis, size in runtime_of(job).batch_tensors] if labels else []
+    return f"{b:,} x {s:,} ids{labels} x 8 B" + "".join(beside) + _evaluated_inputs(job)
 
 
 def _evaluated_inputs(job: Job) -> str:
@@ -222,6 +234,7 @@ _LOSSES = {
 
 _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "weights": _weights,
+    "master_weights": _master,
     "gradients": _gradients,
     "optimizer_states": _optimizer,
     "activations": _activations,

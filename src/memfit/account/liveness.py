@@ -85,8 +85,12 @@ def _gradients(lowered: Lowered, accumulation: Accumulation) -> Form:
         for num_bytes, copy_bytes, name in node.weight_grads:
             if accumulation.repeated == "first":
                 total += copy_bytes or num_bytes
-            elif name in accumulation.pending or not (accumulation.persist or accumulation.repeated or accumulation.shares(name)):
+            elif name in accumulation.pending:
                 total += num_bytes
+            elif accumulation.shares(name):
+                total += num_bytes * (accumulation.widened - 1) if name in accumulation.completes else 0
+            elif not (accumulation.persist or accumulation.repeated):
+                total += num_bytes * accumulation.widened
     return form(GRADIENTS, ONCE, total) + _waiting(lowered)
 
 

@@ -13,7 +13,7 @@ from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.training import TrainingPolicy
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
-from memfit.kernels.sets import KERNEL_SETS
+from memfit.kernels.sets import KERNEL_SETS, KernelSet
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
 
 
@@ -38,6 +38,12 @@ def _capability(job: Job) -> tuple[int, int] | None:
     return capability if capability is not None and capability < (8, 0) else None
 
 
+def _copies(job: Job, kernel_set: KernelSet) -> bool:
+    """Whether fused attention runs on a device on which it copies; without a device it does not."""
+    capability = job.cluster.device.compute_capability if job.cluster else None
+    return kernel_set.copies_below is not None and capability is not None and capability < kernel_set.copies_below
+
+
 def _caches(job: Job, workload: Training) -> bool:
     """Whether forward builds a cache object: checkpointing switches it off, and encoders have none."""
     if finetuning.virtual_keys(workload):
@@ -52,6 +58,15 @@ def _loss(job: Job, workload: Training) -> str:
     """The loss as the kernel set computes it."""
     in_place = workload.loss == "eager" and job.model.family in KERNEL_SETS[workload.kernels or "eager"].plain_loss
     return "in-place" if in_place else workload.loss or "eager"
+
+
+def _chunks(job: Job, workload: Training, seq: int) -> int:
+    """Chunks of a chunked loss: as said, or as many as keep a kernel set's own within its bytes of fp32 logits."""
+    limit = KERNEL_SETS[workload.kernels or "eager"].chunk_bytes
+    if not limit or workload.loss != "fused":
+        return workload.loss_chunks
+    logits = 4 * job.model.vocab_size * workload.batch * seq
+    return 1 if logits <= limit else -(-logits // (4 * limit)) * 4
 
 
 def _masked(workload: Training) -> bool:
@@ -77,19 +92,23 @@ def _causal_buffers(job: Job) -> int:
 def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     """What decides the kernels and the step of a training job."""
     keys = (workload.seq or 1) + finetuning.virtual_tokens(workload) + finetuning.virtual_keys(workload)
-    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype)
     runtime, kernel_set = runtime_of(job), KERNEL_SETS[workload.kernels or "eager"]
+    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype, runtime.mixed)
+    checkpointing = find_checkpointing(workload.checkpointing)
     windows = job.model.windows
     kernels = KernelPolicy(
         **finetuning.fields(job.model, workload, precision),
         attention=workload.attention,
         loss=_loss(job, workload),
-        loss_chunks=workload.loss_chunks,
+        loss_chunks=_chunks(job, workload, (workload.seq or 1) + finetuning.virtual_tokens(workload)),
         loss_upcast=workload.loss_upcast,
         shifted=runtime.shifted_logits and job.model.loss == "causal-lm",
         kernels=kernel_set.name,
         norms_apart=job.model.family in kernel_set.apart,
-        padded=_masked(workload) or _masked_by_runtime(job, workload),
+        padded=(_masked(workload) and not runtime.ignores_padding) or _masked_by_runtime(job, workload),
+        recomputed=checkpointing.parts,
+        repeated_heads=runtime.repeated_heads,
+        attention_copies=_copies(job, kernel_set),
         binding_windows=tuple([window for window in windows if window <= keys]) if windows else (),
         dropout=workload.dropout,
         one_sequence=workload.batch == 1 and (workload.attention == "eager" or job.model.one_sequence_differs),
@@ -99,9 +118,9 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
     )
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
-        checkpointing=find_checkpointing(workload.checkpointing),
+        checkpointing=checkpointing,
         outputs_kept=workload.outputs == "kept",
-        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1,
+        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1 or runtime.gradient_buffer,
         workspace=workspace_of(job, training=True).bytes,
         buffers=_causal_buffers(job),
         in_backward=workload.optimizer_in_backward,
@@ -109,6 +128,8 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
         evaluation=_evaluation(job, workload),
         sharding=_sharding(job),
+        early_stop=runtime.early_stop,
+        batch_tensors=runtime.batch_tensors,
     )
     return kernels, policy
 
@@ -139,7 +160,7 @@ def _evaluation(job: Job, workload: Training) -> EvaluationPolicy | None:
 
 def trained_format(kernels: KernelPolicy) -> str:
     """The format of what is trained."""
-    return kernels.adapter.dtype if kernels.adapter else kernels.precision.weight
+    return kernels.adapter.dtype if kernels.adapter else kernels.precision.updated
 
 
 def kernel_policy(job: Job) -> KernelPolicy:

@@ -8,12 +8,13 @@ from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
 from memfit.account.layout import layout_of, resolve_parallelism
 from memfit.account.ranks import check_layout, groups_of
+from memfit.account.refusals import as_meant, check_runtime
 from memfit.account.unused import unused
 from memfit.errors import UsageError
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
-from memfit.precision import training_policy
+from memfit.precision import MIXED_SCHEMES, training_policy
 from memfit.runtimes import DEFAULT_RUNTIME, RUNTIMES, Runtime, find_runtime, is_known
 from memfit.units import format_count, format_gib
 
@@ -56,11 +57,14 @@ def resolve(job: Job) -> Resolved:
     workload = job.workload
     choices = Choices(workload)
     choices.assumptions += job.model.assumptions
-    parallelism = resolve_parallelism(job, runtime_of(job), choices)
+    runtime = runtime_of(job)
+    parallelism = resolve_parallelism(job, runtime, choices)
     job = job.replace(parallelism=parallelism) if parallelism is not job.parallelism else job
     if isinstance(workload, Inference):
+        check_runtime(runtime, workload)
         _resolve_inference(job, workload, choices)
     else:
+        check_runtime(runtime, as_meant(runtime, workload))
         _resolve_training(job, workload, choices)
     _resolve_attention(job, workload, choices)
     _resolve_mixers(job, workload, choices)
@@ -75,7 +79,7 @@ def resolve(job: Job) -> Resolved:
             )
     resolved = workload.replace(**choices.changes)
     if isinstance(resolved, Training):
-        training_policy(str(resolved.precision), resolved.weight_dtype)
+        training_policy(str(resolved.precision), resolved.weight_dtype, runtime.mixed)
     choices.warnings += unused(job.model, workload, resolved)
     _warn_of_release(job, choices)
     filled = job.replace(workload=resolved, parallelism=parallelism)
@@ -112,8 +116,8 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
     if model.encoder_decoder and workload.target_seq is None:
         length = choices.changes.get("seq", workload.seq)
         choices.assume("target_seq", length, "as long as the source")
-    resolve_checkpointing(model, workload, choices)
-    resolve_step(job, workload, choices)
+    resolve_checkpointing(model, runtime, workload, choices)
+    resolve_step(job, runtime, workload, choices)
     if workload.eval_batch is None and (workload.eval_rows or workload.eval_accumulation):
         raise UsageError("--eval-rows and --eval-accumulation belong to an evaluation: say its batch with --eval-batch")
     if workload.eval_batch is not None and not workload.eval_rows:
@@ -138,18 +142,19 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
             if adapters
             else f"autocast over {workload.weight_dtype or 'fp32'} weights, the usual mixed precision"
         )
+        why = MIXED_SCHEMES[runtime.mixed].why or why
         choices.assume("precision", precision, why + (" (this device has no bf16)" if _lacks_bf16(job) else ""))
         if precision == "fp16-mixed" and workload.optimizer_in_backward:
             raise UsageError(
                 "--optimizer-in-backward steps before GradScaler has looked at all gradients of fp16-mixed, the default on a "
                 "device without bf16: use --precision 32-true"
             )
-    policy = training_policy(precision, workload.weight_dtype)
+    policy = training_policy(precision, workload.weight_dtype, runtime.mixed)
     if workload.weight_dtype is None:
         if policy.autocast:
             choices.assume("weight_dtype", policy.weight, "autocast over fp32 weights keeps the optimizer exact")
         else:
-            choices.changes["weight_dtype"] = policy.weight
+            choices.changes["weight_dtype"] = policy.stored
     if isinstance(workload, FineTuning) and workload.method == "qlora" and policy.weight == "fp32" and not policy.autocast:
         raise UsageError("--method qlora computes in 16 bit: use --precision bf16-true")
     if isinstance(workload, FineTuning) and model.family != "counts":
@@ -177,12 +182,19 @@ def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices
     if name is None:
         name = choices.changes["kernels"] = runtime.kernels
     found = KERNEL_SETS[name]
-    if found.families is not None and model.family not in found.families:
-        raise UsageError(f"--kernels {name} has nothing for {model.family}, only for {', '.join(found.families)}: leave it out")
+    for one, flag in ((found, f"--kernels {name}"), (KERNEL_SETS[runtime.kernels], f"--runtime {runtime.name}")):
+        if one.families is not None and model.family not in one.families:
+            chosen = flag if workload.kernels or one is not found else f"--runtime {runtime.name}"
+            raise UsageError(f"{chosen} has nothing for {model.family}, only for {', '.join(one.families)}: leave it out")
     if workload.loss in ("fused", "cut") and model.loss in ("masked-lm", "seq2seq-lm"):
         choices.changes["loss"] = "eager"
         text = f"--loss {workload.loss} changes nothing here: Liger and cut cross-entropy replace the loss of causal models only"
         choices.warnings.append(("loss-unused", text))
+    if workload.padding == "packed" and not found.packs:
+        raise UsageError(f"--kernels {name} has no attention for --padding packed; --kernels te has")
+    own = dict(found.attention).get(workload.attention)
+    if own is not None and own != workload.attention:
+        choices.assume("attention", own, found.why_attention)
     if workload.loss is None:
         fused = found.loss == "fused" and model.loss == "causal-lm" and model.family not in found.plain_loss
         why = f"{name} kernels compute it with the head" if fused else "the model's own loss, logits upcast to fp32"
@@ -266,6 +278,8 @@ def _why_not(model: Model) -> str:
 def _resolve_attention(job: Job, workload: Workload, choices: Choices) -> None:
     model = job.model
     if not model.attention_kernels:
+        return
+    if "attention" in choices.changes:
         return
     if workload.attention not in model.attention_kernels:
         why = f"{model.family} does not support {workload.attention} {_why_not(model)}; it falls back to eager"

@@ -56,7 +56,7 @@ def tensors_of(model: Model) -> tuple[Tensors, ...]:
 
 def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
     """Stored weights: elements x bytes of the format, or the quantised format's bytes for linear layers' matrices."""
-    weight = DTYPE_BYTES[policy.precision.weight]
+    weight = DTYPE_BYTES[policy.precision.stored]
     total = 0
     for parameter, repeat in tensors:
         quantized = policy.quantized
@@ -74,7 +74,7 @@ def weight_bytes(tensors: Iterable[Tensors], policy: KernelPolicy) -> int:
 
 def buffer_bytes(model: Model, policy: KernelPolicy) -> int:
     """Untrained tensors: those of a format of their own, and those in the weights' format."""
-    return model.buffer_bytes + model.buffer_elements * DTYPE_BYTES[policy.precision.weight]
+    return model.buffer_bytes + model.buffer_elements * DTYPE_BYTES[policy.precision.stored]
 
 
 def adapters(tensors: Iterable[Tensors], policy: KernelPolicy) -> list[Trained]:
@@ -111,9 +111,9 @@ def added_tensors(model: Model, policy: KernelPolicy) -> list[Trained]:
 
 def _own(model: Model, policy: KernelPolicy) -> list[tuple[Trained, bool]]:
     """The model's own parameters that are chosen, and whether it is a copy of it that is trained."""
-    context = Context(Tape(policy.precision), policy)
+    context, master = Context(Tape(policy.precision), policy), policy.precision.master
     return [
-        (Trained(prod(one.shape), context.format(one), repeat, one.role, one.shape), copied)
+        (Trained(prod(one.shape), master or context.format(one), repeat, one.role, one.shape), copied)
         for one, repeat, copied in trained_parameters(model, policy)
     ]
 
@@ -122,12 +122,19 @@ def trained_tensors(model: Model, policy: KernelPolicy) -> list[Trained]:
     """Everything that gets a gradient."""
     if not policy.train_all:
         return added_tensors(model, policy) + [one for one, copied in _own(model, policy) if not copied]
-    dtype = policy.precision.weight
+    dtype = policy.precision.updated
     return [
         Trained(one.num_elements, one.dtype or dtype, repeat, one.role, one.shape)
         for one, repeat in tensors_of(model)
         if one.role != "unused"
     ]
+
+
+def master_bytes(trained: Iterable[Trained], policy: KernelPolicy) -> int:
+    """Copies in full precision of what is trained, beside the weights: elements x bytes of their format."""
+    precision = policy.precision
+    element = DTYPE_BYTES[precision.master] if precision.beside else 0
+    return sum(one.repeat * one.elements for one in trained) * element
 
 
 def gradient_bytes(trained: Iterable[Trained]) -> int:

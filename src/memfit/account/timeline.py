@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from memfit.account.blocks import Run
 from memfit.account.checkpoints import Checkpointing
-from memfit.account.crossing import BlockMemory
+from memfit.account.crossing import BlockMemory, Unit
 from memfit.account.forms import ZERO, Form, as_temporary
 
 
@@ -19,6 +19,8 @@ class StepPolicy(NamedTuple):
     """Gradients exist when forward begins: kept as zeros, accumulated over micro-batches, or views of DDP's buckets."""
     step_scratch: int = -1
     """See `Accumulation`."""
+    early_stop: bool = True
+    """A checkpoint that runs again stops at the last tensor that backward needs."""
 
 
 class _Outside(NamedTuple):
@@ -66,7 +68,7 @@ class Timeline:
         self.tables = tables
         self.checkpointed = policy.checkpointing.recomputes
         self.masks_stay = self.checkpointed or masks_saved
-        self.outputs_kept = policy.outputs_kept
+        self.outputs_kept, self.early_stop = policy.outputs_kept, policy.early_stop
         self.outside = _outside_values(runs)
         self.kept = [[run.kept(place) for place in range(len(run.names))] for run in runs]
         """By run: what each block of its period leaves for backward."""
@@ -149,7 +151,12 @@ class Timeline:
             kept += period_kept * (run.repeat - 1)
             casts += period_casts * (run.repeat - 1)
             for place, memory in enumerate(run.bare):
-                self.note(phase, run.names[place], kept + casts + held + _in_transit(run, memory), memory.forward)
+                base = kept + casts + held + _in_transit(run, memory)
+                unit = run.blocks[place].unit
+                if unit is not None:
+                    base += unit.weights
+                    self.note(phase, f"cast of a {run.names[place]}'s weights", base + memory.input, (unit.casting,))
+                self.note(phase, run.names[place], base, memory.forward)
                 kept += self.kept[index][place]
                 casts += memory.region_casts + memory.returned[0]
             if run.role == "embedding" or not index:
@@ -181,6 +188,7 @@ class Timeline:
         grown = ZERO  # gradients, and keys and values that only the cache still holds
         cache = self.cache(beside_kept=True)
         waiting: dict[str, Form] = {}
+        reducing = ZERO  # the input of the last unit's reduction
         for index in range(len(self.runs) - 1, -1, -1):
             run = self.runs[index]
             waiting.pop(run.provides, None)  # it is the gradient from which this run's backward begins
@@ -203,7 +211,12 @@ class Timeline:
                     memory = blocks[place]
                     span = run.span(place)
                     base = prefixes[place if span is None else span[0]] + later + held
-                    self._block(run, blocks, place, base, waiting)
+                    unit = memory.unit
+                    cast = ZERO if unit is None else unit.weights + reducing
+                    self._block(run, blocks, place, base + cast, waiting)
+                    if unit is not None:
+                        self._reduce(run, place, base, cast, memory, unit)
+                        reducing = unit.reduced or reducing
                     later += memory.gradients + released[place]
                     if memory.read:
                         waiting.update({one.name: as_temporary(one.form) for one in memory.read if one.requires_grad})
@@ -225,12 +238,20 @@ class Timeline:
             base += sum([form for one, form in waiting.items() if one not in own])
         self.note("backward", run.names[place], base, memory.backward)
 
+    def _reduce(self, run: Run, place: int, base: Form, cast: Form, memory: BlockMemory, unit: Unit) -> None:
+        """Before a unit's backward its weights are cast again; after it, when they are gone, its gradients are reduced."""
+        before = base + cast + memory.output + run.kept(place)
+        self.note("backward", f"cast of a {run.names[place]}'s weights", before, (unit.casting,))
+        self.note("backward", f"reduction of a {run.names[place]}'s gradients", base + as_temporary(memory.input), unit.reducing)
+
     def _recomputation(self, run: Run, blocks: tuple[BlockMemory, ...], span: tuple[int, int], base: Form) -> None:
         """A checkpoint's blocks run forward again, one after the other, and keep what autograd saves."""
         for place in range(*span):
             memory = blocks[place]
             before = _recomputed(run, blocks, span[0], place) if place > span[0] else _in_transit(run, memory)
-            states = run.bare[place].recomputed if place + 1 == span[1] else memory.forward
+            bare = run.bare[place]
+            again = place + 1 == span[1] and (self.early_stop or bare.kept)
+            states = bare.recomputed if again else memory.forward
             self.note("backward", f"recomputation of a {run.names[place]}", base + before, states)
 
 

@@ -18,6 +18,7 @@ from memfit.account.evaluation import EvaluationPolicy, evaluation_moments
 from memfit.account.forms import (
     GRADIENTS,
     INPUTS,
+    MASTER_WEIGHTS,
     OPTIMIZER_STATES,
     TEMPORARY,
     WEIGHTS,
@@ -30,12 +31,14 @@ from memfit.account.forms import (
 )
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.profile import Moment, Profile, loading, pruned
+from memfit.account.residents import buffers_of, shared_cast
 from memfit.account.selection import trained_parameters
 from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.states import (
     added_tensors,
     buffer_bytes,
     gradient_bytes,
+    master_bytes,
     scratch_per_byte,
     state_bytes,
     step_scratch,
@@ -74,6 +77,10 @@ class TrainingPolicy(NamedTuple):
     sharding: Sharding = UNSHARDED
     in_flight: int = 1
     """Micro-batches whose activations are alive at the same time, in a pipeline."""
+    early_stop: bool = True
+    """See `StepPolicy`."""
+    batch_tensors: tuple[tuple[int, int], ...] = ()
+    """Axes and bytes of what a batch has beside ids and labels."""
 
 
 def _uses_of_tied(model: Model, kernels: KernelPolicy) -> dict[str, list[tuple[int, str]]]:
@@ -191,7 +198,9 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     if checkpointing.recomputes and model.reads_across_blocks:
         kernels = kernels._replace(checkpointed=True)
     persist = policy.gradients_persist or policy.step_scratch >= 0  # a gradient is gone when its parameter has taken it
-    alone = Accumulation(persist, step_scratch=policy.step_scratch)
+    precision = kernels.precision
+    widened = DTYPE_BYTES[precision.master] // DTYPE_BYTES[precision.weight] if precision.by_unit else 1
+    alone = Accumulation(persist, step_scratch=policy.step_scratch, widened=widened)
     conditions = Conditions(kernels, alone, policy.outputs_kept, False, kernels.precision.weight)
     for index, segment in enumerate(model.segments):
         shares = bool(uses) and segment.role in ("embedding", "head")
@@ -234,7 +243,8 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         tables += prefix.kept  # alive until backward is through, as the tables are
     masks = masks_of(model, kernels)
     saved_masks = _saved_masks(model, kernels, policy, masks)
-    timeline = Timeline(runs, tables, masks, policy, masks_saved=bool(saved_masks))
+    cast = shared_cast(model, kernels)
+    timeline = Timeline(runs, tables + cast, masks, policy, masks_saved=bool(saved_masks))
     before, kept = timeline.forward()
     last = runs[-1].blocks[-1]
     timeline.backward(before, last.outputs)
@@ -251,9 +261,11 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         kept=kept + (ZERO if policy.checkpointing.all_layers else tables) + saved_masks + _saved_inputs(model, kernels),
         forward_end=kept
         + last.outputs_held
+        + (ZERO if last.unit is None else last.unit.weights)  # the last unit is not resharded before its backward
         + timeline.returned(beside_kept=True)
         + timeline.cache(beside_kept=True)
         + tables
+        + cast
         + (sum(masks) if timeline.masks_stay else ZERO),
         backward_end=last.outputs + timeline.returned() + timeline.cache() + timeline.leaves() + leaf,
         host=_host(runs),
@@ -269,6 +281,7 @@ class _Totals(NamedTuple):
     """Elements that are trained."""
     gradients: int
     inputs: Form
+    master: int
 
 
 @lru_cache(maxsize=256)
@@ -298,7 +311,7 @@ def _totals_of(model: Model, kernels: KernelPolicy) -> _Totals:
     added = gradient_bytes(added_tensors(model, kernels)) if not kernels.train_all else 0
     weights = weight_bytes(tensors_of(model), kernels) + added + buffer_bytes(model, kernels)
     parameters = sum([one.repeat * one.elements for one in trained])
-    return _Totals(weights, trained, parameters, gradient_bytes(trained), _inputs(model, kernels))
+    return _Totals(weights, trained, parameters, gradient_bytes(trained), _inputs(model, kernels), master_bytes(trained, kernels))
 
 
 def trained_elements(model: Model, kernels: KernelPolicy) -> int:
@@ -358,7 +371,9 @@ def _base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> _Base:
     weights = form(WEIGHTS, ONCE, totals.weights + policy.buffers)
     average = form(WEIGHTS, ONCE, totals.parameters * DTYPE_BYTES[policy.ema]) if policy.ema else ZERO
     standing = form(GRADIENTS, ONCE, _standing_gradients(totals, policy))
-    statics = weights + average + totals.inputs + standing
+    master = form(MASTER_WEIGHTS, ONCE, totals.master)
+    statics = weights + average + master + totals.inputs + standing + buffers_of(model, kernels)
+    statics += sum([form(INPUTS, axis, num_bytes) for axis, num_bytes in policy.batch_tensors])
     statics += form(OPTIMIZER_STATES, ONCE, states) + form(WORKSPACE, ONCE, policy.workspace)
     held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
     scratch = ZERO if policy.in_backward else form(TEMPORARY, ONCE, at_once)
@@ -383,7 +398,7 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     base = _base(model, kernels, policy)
     scratch = scratch_per_byte(policy.optimizer, _totals(model, kernels).trained) if policy.in_backward else -1
     persist = policy.gradients_persist or policy.buckets == "views"
-    step = _step(model, kernels, StepPolicy(policy.checkpointing, policy.outputs_kept, persist, scratch))
+    step = _step(model, kernels, StepPolicy(policy.checkpointing, policy.outputs_kept, persist, scratch, policy.early_stop))
     statics = base.statics
     moments = (loading(base.weights), *step.moments, _optimizer_step(base.update + step.backward_end))
     if policy.evaluation is not None:

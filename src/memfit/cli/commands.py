@@ -87,6 +87,16 @@ COMMANDS: tuple[Command, ...] = (
         argument="NAME",
     ),
     Command(
+        name="runtimes",
+        help="The software whose habits memfit knows, and the kernels that each runs",
+        examples=(
+            ("memfit runtimes", "all of them"),
+            ("memfit runtimes megatron", "one of them: what it keeps where, what it refuses, where that was read"),
+        ),
+        handler="memfit.cli.listings:runtimes",
+        argument="NAME",
+    ),
+    Command(
         name="models",
         help="The preset models and the architecture families memfit knows",
         examples=(
@@ -119,7 +129,7 @@ memfit llama-3.1-8b --on 4090                        which ways of using a model
 memfit infer llama-3.1-8b --on 4090 --context 8192   serving: does it fit, up to which context
 memfit train 7B --on h100 --seq 4096                 training a model by its size
 memfit finetune ./config.json --method qlora --json  fine-tuning from a config.json, as JSON
-memfit devices                                       the devices memfit knows (also: memfit models)
+memfit devices                                       the devices memfit knows (also: memfit models, memfit runtimes)
 memfit train -h                                      the options of a command (memfit -h lists the commands)
 """
 """What `memfit` alone prints: six lines."""

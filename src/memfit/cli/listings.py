@@ -85,6 +85,66 @@ def _source_text(value: Any) -> str:
     return str(value)
 
 
+def _kernel_rows(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    from memfit.kernels.sets import KERNEL_SETS
+
+    rows = []
+    for one in [KERNEL_SETS[name] for name in names]:
+        other = "modelled, compared with no run" if one.widths else "compared with runs"
+        compared = f"compared with {one.compared}" if one.compared else other
+        rows.append({"name": one.name, "description": one.description, "families": list(one.families or ()), "basis": compared,
+                     "source": one.source})  # fmt: skip
+    return rows
+
+
+def runtimes(request: Request) -> Document:
+    """All runtimes, or one with its kernel sets and releases."""
+    from memfit.precision import MIXED_SCHEMES
+    from memfit.runtimes import EARLIER, RUNTIMES, find_runtime
+
+    counted = {name: list(one.methods) or ["train", "finetune", "infer"] for name, one in RUNTIMES.items()}
+    releases = {
+        name: [".".join(map(str, row.since)) for row in EARLIER if row.name == name and any(row.since)] for name in RUNTIMES
+    }
+    if request.argument is None:
+        rows = [
+            {"name": one.name, "version": one.version, "kernels": one.kernels, "kernel_sets": list(one.kernel_sets),
+             "counted_for": counted[one.name], "mixed_precision": one.mixed, "description": one.description,
+             "earlier_releases": releases[one.name], "source": one.source}
+            for one in RUNTIMES.values()
+        ]  # fmt: skip
+        fields = (Field("name", "name"), Field("version", "release"), Field("kernel_sets", "kernels"),
+                  Field("counted_for", "counted for", wrap=True), Field("description", "what it is", wrap=True),
+                  Field("mixed_precision", "mixed precision", in_table=False),
+                  Field("kernels", "default kernels", in_table=False),
+                  Field("earlier_releases", "earlier", in_table=False), Field("source", "source", in_table=False))  # fmt: skip
+        note = "'memfit runtimes NAME' shows one with its sources; --runtime NAME@RELEASE asks for an earlier release."
+        return _document(Listing(title=f"{len(rows)} runtimes", fields=fields, rows=rows,
+            data={**_wrap("runtimes", rows), "kernel_sets": _kernel_rows(tuple(_all_sets()))}, notes=(note,)))  # fmt: skip
+    name = request.argument.partition("@")[0]
+    if name not in RUNTIMES:
+        raise UsageError(f"no runtime {name[:64]!r}{did_you_mean(name, list(RUNTIMES))}; there are {', '.join(RUNTIMES)}")
+    one = find_runtime(request.argument)
+    sets = _kernel_rows(one.kernel_sets)
+    values = {"name": one.name, "release": one.version, "description": one.description, "counted_for": counted[name],
+              "adamw_means": one.adamw, "outputs": one.outputs, "mixed_precision": MIXED_SCHEMES[one.mixed].why or one.mixed,
+              **{f"only_{field}": list(known) for field, known in one.only},
+              "earlier_releases": [f"{name}@{release}" for release in releases[name]], "source": one.source}  # fmt: skip
+    data = _wrap("runtime", {**values, "kernel_sets": sets})
+    shown = dict(values)
+    for row in sets:
+        default = " (its default)" if row["name"] == one.kernels else ""
+        families = f"; for {', '.join(row['families'])}" if row["families"] else ""
+        shown[f"kernels {row['name']}"] = f"{row['description']}{families}; {row['basis']}{default}"
+    return _document(_details(f"{one.name} {one.version}", shown, data))
+
+
+def _all_sets() -> list[str]:
+    from memfit.kernels.sets import KERNEL_SETS
+
+    return list(KERNEL_SETS)
+
+
 def models(request: Request) -> Document:
     """The presets, or one model in detail."""
     if request.argument is not None:

@@ -56,7 +56,9 @@ def kernels_in_force(job: Job, estimate: EstimateFunction, device_bytes: int) ->
         found.append(Kernel(computes="mixers", name=name, why=MIXERS[name]))
     if isinstance(workload, Training) and model.loss is not None:
         compiled = policy.kernels == "compile" and policy.loss == "eager"
-        why = "one compiled kernel: logits stay in their own format" if compiled else LOSSES[policy.loss]
+        own = KERNEL_SETS[policy.kernels]
+        brought = own.why_loss if policy.loss == own.loss else ""
+        why = "one compiled kernel: logits stay in their own format" if compiled else brought or LOSSES[policy.loss]
         found.append(Kernel(computes="loss", name=policy.loss, why=why))
     return tuple(found)
 
@@ -73,7 +75,8 @@ def _attention(job: Job, policy: KernelPolicy, estimate: EstimateFunction, devic
             layers[key] = layers.get(key, 0) + repeat
     for (name, why, window), count in layers.items():
         cost = _cost_of_mask(job, estimate, device_bytes) if name == "memory-efficient" and not window else None
-        text = f"{KERNELS[name]}: {why}" if name in KERNELS else why
+        own = why.startswith(KERNEL_SETS[policy.kernels].why_attention or " ")
+        text = f"{KERNELS[name]}: {why}" if name in KERNELS and not own else why
         yield Kernel(computes="attention", name=name, why=text, layers=count, costs_bytes=cost)
 
 
@@ -88,6 +91,10 @@ def _kernel(job: Job, policy: KernelPolicy, op: Op) -> tuple[str, str, int]:
     """The kernel of one attention, why it is that one, and the window that makes its mask."""
     dtype = policy.precision.compute
     name = chosen(policy, op, dtype)
+    own = KERNEL_SETS[policy.kernels]
+    if policy.attention in dict(own.attention).values():
+        again = "; it runs again in backward" if policy.recomputed else ""
+        return name, own.why_attention + again, 0
     if name == "eager":
         return name, "as asked for, or the only one that the model has", 0
     if policy.attention == "flash":

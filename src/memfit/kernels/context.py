@@ -68,6 +68,12 @@ class KernelPolicy(NamedTuple):
     """The kernel set: see kernels/sets.py."""
     norms_apart: bool = False
     """That set's norms make a gradient of their own instead of writing it over that of their output."""
+    recomputed: tuple[str, ...] = ()
+    """Parts of a layer that run again in backward: names of `account.checkpoints.PARTS`."""
+    attention_copies: bool = False
+    """Fused attention copies what it is given and its result into another order of dimensions."""
+    repeated_heads: bool = False
+    """The model's code repeats keys and values before attention (torchtitan's repeat_kv)."""
     shifted: bool = False
     """The loss copies the logits without the last position, instead of shifting the labels."""
     training: bool = True

@@ -6,6 +6,7 @@ from math import prod
 
 from memfit.kernels import adapters
 from memfit.kernels.context import Context
+from memfit.kernels.sets import KERNEL_SETS
 from memfit.kernels.tape import Size, Tape, Tensor
 from memfit.model.description import ONCE, POSITION, TOKEN, Parameter
 from memfit.precision import DTYPE_BYTES, QuantizedFormat
@@ -50,7 +51,8 @@ def _dense(context: Context, parameter: Parameter, bias: Parameter | None, x: Te
     weight_grads: Gradients = ()
     if trained:
         copy_bytes = count * DTYPE_BYTES[policy.compute] if copy is not None else 0
-        weight_grads = ((count * DTYPE_BYTES[policy.weight], copy_bytes, context.gradient_name(parameter)),)
+        num_bytes = 0 if KERNEL_SETS[context.policy.kernels].gradient_placeholders else count * DTYPE_BYTES[policy.weight]
+        weight_grads = ((num_bytes, copy_bytes, context.gradient_name(parameter)),)
     weight_grads += _bias_gradient(context, bias)
     inputs = (x,) if copy is None else (x, copy)
     tape.record(inputs, (out,), saved=saved, weight_grads=weight_grads, view_gradient=True)

@@ -130,9 +130,11 @@ def lower(
     fused = False
     replaced = sets.kernels_of(policy.kernels)
     gated = sets.KERNEL_SETS[policy.kernels].gated
-    with_head = losses.WITH_HEAD.get(policy.loss) if policy.training and not policy.evaluating else None
+    with_head = sets.with_head_of(policy.kernels, policy.loss) if policy.training and not policy.evaluating else None
     between: list[Op] = []
-    for op in sets.with_gated_products(block.ops, gated) if gated else block.ops:
+    rewriter = sets.rewriter_of(policy.kernels)
+    ops = block.ops if rewriter is None else rewriter(context, block.ops)
+    for op in sets.with_gated_products(ops, gated) if gated else ops:
         kind = op.kind
         if policy.kv_cache and op.attributes.get("cached"):
             # the names of keys and values are given what the cache returns

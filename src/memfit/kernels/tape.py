@@ -195,6 +195,25 @@ class Tape:
         node.parts = parts
         self.nodes.append(node)
 
+    def collapse(self, start: int, inputs: Sequence[Tensor], output: Tensor) -> None:
+        """The nodes from `start` on become one that keeps its inputs and runs again in backward (a checkpoint within a layer).
+
+        What they make beside `output` is scratch, both ways: an upper bound, for all of it is not there at once.
+        """
+        inside = {one.storage for node in self.nodes[start:] for one in node.outputs} - {output.storage}
+        scratch = [self.sizes[storage] for storage in sorted(inside)]
+        gone = set(map(id, self.nodes[start:]))
+        del self.nodes[start:]
+        self.graph = [node for node in self.graph if id(node) not in gone]
+        for storage in inside:
+            self.first[storage] = self.last[storage] = -1
+            self.held.pop(storage, None)
+        self.operators = {index: name for index, name in self.operators.items() if index < start}
+        self.record(inputs, (output,), saved=inputs, scratch=scratch, backward_scratch=scratch)
+        for storage, until in self.held.items():
+            self.held[storage] = until if until == WHOLE_BLOCK else min(until, start)
+        self.first[output.storage] = self.last[output.storage] = start
+
     def promote(self, *tensors: Tensor) -> str:
         """The format of an element-wise result: the widest of its inputs'."""
         widest = tensors[0].dtype

@@ -24,6 +24,30 @@ class Runtime(NamedTuple):
     """Whether TrainingArguments configure it, or the user's own loop."""
     kernels: str = "eager"
     """The kernel set that it brings: see memfit/kernels/sets.py."""
+    kernel_sets: tuple[str, ...] = ("eager", "liger", "compile")
+    """The kernel sets that it can run with, by the name of --kernels."""
+    mixed: str = "autocast"
+    """What a mixed precision is to it: a name of `memfit.precision.MIXED_SCHEMES`."""
+    methods: tuple[str, ...] = ()
+    """What it is counted for: train, or methods of fine-tuning; empty: all, and inference."""
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Fields of a workload for which it has only some values, or kinds of values (`group` is one of group:4)."""
+    spelling: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """How it spells changes, by the lever's name, where not as PyTorch does; fields of the workload stand in braces."""
+    repeated_heads: bool = False
+    """Its model code repeats keys and values for their query heads before attention."""
+    early_stop: bool = True
+    """A checkpoint that runs again stops when the last tensor that backward needs is there (torch's default)."""
+    gradient_buffer: bool = False
+    """Gradients live in a buffer all the time."""
+    selective: str = ""
+    """What `--checkpointing selective` means to it; empty: the list of operations that torchtitan keeps."""
+    advice: str = ""
+    """What its own examples set and the job has not said, for the assumption on checkpointing."""
+    batch_tensors: tuple[tuple[int, int], ...] = ()
+    """What a batch has on the device beside ids and labels: an axis of `memfit.model`, and bytes for each unit of it."""
+    ignores_padding: bool = False
+    """Its training loop drops the padding mask: padded tokens are computed as all others."""
     use_cache: str = "off"
     """on | off: whether a training loop leaves config.use_cache on where the job does not say."""
     shifted_logits: bool = False
