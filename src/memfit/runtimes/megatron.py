@@ -14,6 +14,7 @@ MEGATRON = Runtime(
     kernels="te",
     kernel_sets=("te", "megatron"),
     mixed="megatron",
+    sharding="megatron",
     methods=("train", "full"),
     gradient_buffer=True,
     batch_tensors=((TOKEN, 8 + 4), (PAIR, 1)),

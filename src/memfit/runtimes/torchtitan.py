@@ -13,6 +13,7 @@ TORCHTITAN = Runtime(
     kernels="torchtitan",
     kernel_sets=("torchtitan", "compile"),
     mixed="fsdp2",
+    sharding="fsdp2",
     methods=("train", "full", "freeze"),
     only=(
         ("loss", ("eager",)),
