@@ -178,7 +178,9 @@ def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices
         name = choices.changes["kernels"] = runtime.kernels
     found = KERNEL_SETS[name]
     if found.families is not None and model.family not in found.families:
-        raise UsageError(f"--kernels {name} has nothing for {model.family}, only for {', '.join(found.families)}: leave it out")
+        raise UsageError(
+            f"--kernels {name} is not counted for {model.family}, only for {', '.join(found.families)}: leave it out"
+        )
     if workload.loss in ("fused", "cut") and model.loss in ("masked-lm", "seq2seq-lm"):
         choices.changes["loss"] = "eager"
         text = f"--loss {workload.loss} changes nothing here: Liger and cut cross-entropy replace the loss of causal models only"
