@@ -75,13 +75,14 @@ def predicted(row: Mapping[str, Any]) -> int:
     # the gradient that backward begins with is an argument, which the caller holds to the end
     memory = measure(lowered, accumulation=Accumulation(persist=True), outputs_kept=False, is_last=True, retained=True)
     counts = monomials(Numbers(1, case.rows, case.rows))
-    size, held = DTYPE_BYTES[case.dtype], amount(per_axis(memory.input), counts)
+    size = DTYPE_BYTES[case.dtype]
+    held: int = amount(per_axis(memory.input), counts)
     weights = sum(one.num_elements for one in case.block.parameters) * size
     # the input is a leaf; its gradient of the call before is there, or is the input itself, over which Liger's loss writes it
     beside = weights * (case.modules + 1) + (2 * CUBLAS_BEFORE_HOPPER if weights else 0)
     beside += 0 if case.loss == "in-place" else held
-    forward = max(amount(per_axis(one), counts) for one in memory.forward)
-    backward = max(amount(per_axis(one), counts) for one in memory.backward)
+    forward: int = max(amount(per_axis(one), counts) for one in memory.forward)
+    backward: int = max(amount(per_axis(one), counts) for one in memory.backward)
     backward += 0 if memory.input_saved else held
     # a name holds the result
     backward += 0 if ends_in_loss else 2 * amount(per_axis(memory.output), counts)

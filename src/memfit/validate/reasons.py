@@ -40,16 +40,16 @@ BY_GROUP = {
     "trainer qlora": _SHIFTED_LOGITS,
     "trainer device": "what the allocator holds beyond tensors is above the assumed share; the peak's own error comes on top",
     "generate 16-bit": "not known",
-    "operations": "Liger 0.4.2 adds each chunk's product to the head's gradient in place; memfit counts 0.8, which makes it in 16 bit "
-    "and in fp32 first",
+    "operations": "Liger 0.4.2 adds each chunk's product to the head's gradient in place; memfit counts 0.8, which makes it in "
+    "16 bit and in fp32 first",
     "generate 4-bit": "scratch of the 4-bit kernels and what the checkpoint leaves unquantised are not counted",
 }
 """The reason that holds for every row of a group which differs by more than rounding."""
 
 BY_ROW = {
     **{
-        f"liger-op-0{number}-swiglu-liger": "retain_graph holds the gate and the up projection that the kernel writes over; memfit "
-        "frees them with their gradients"
+        f"liger-op-0{number}-swiglu-liger": "retain_graph holds the gate and the up projection that the kernel writes over; "
+        "memfit frees them with their gradients"
         for number in range(402, 406)
     },
     "bart-base amp": _MASK_OF_ONES,
