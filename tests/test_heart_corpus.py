@@ -18,23 +18,9 @@ import memfit
 from memfit.families import FAMILIES
 from memfit.job import FineTuning, Training
 from memfit.precision import DTYPE_BYTES
+from memfit.validate.traces import OPTIMIZERS, PRECISIONS
 
 CORPUS = Path(memfit.__file__).parent / "data" / "corpus"
-PRECISIONS = {
-    "bf16": ("bf16-true", None),
-    "fp16": ("fp16-true", None),
-    "fp32": ("32-true", None),
-    "amp": ("bf16-mixed", "fp32"),
-    "fp16_amp": ("fp16-mixed", "fp32"),
-    "bf16_amp": ("bf16-mixed", "bf16"),
-}
-OPTIMIZERS = {
-    "adamw_fused": "adamw-fused",
-    "adamw_foreach": "adamw-foreach",
-    "adamw_loop": "adamw-loop",
-    "sgd": "sgd",
-    "sgdm": "sgd-momentum",
-}
 
 
 def rows(name: str) -> list[Any]:

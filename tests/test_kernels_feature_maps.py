@@ -80,7 +80,8 @@ def test_transposed_convolutions(module: Any, sides: Any, kernel: Any, stride: A
     assert tuple(module(torch.zeros(1, CHANNELS, *sides)).shape) == (1, channels[1], *after)
 
     def build(b: BlockBuilder, x: Value) -> Value:
-        return maps.transposed_convolution(b, "c", x, channels, after, kernel=kernel, groups=groups, bias=module.bias is not None)
+        bias = module.bias is not None
+        return maps.convolution(b, "c", x, channels, after, kernel=kernel, groups=groups, bias=bias, transposed=True)
 
     of_samples, once, parameters = kept_by_memfit(sides, build)
     assert parameters == sum(one.numel() for one in module.parameters())

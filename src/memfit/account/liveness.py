@@ -49,7 +49,9 @@ def _unclaimed(lowered: Lowered, plan: Plan, chosen: frozenset[int]) -> Form:
     return sum([plan.storages[storage] for storage in chosen if storage not in reached])
 
 
-def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool, is_last: bool) -> BlockMemory:
+def measure(
+    lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool, is_last: bool, retained: bool = False
+) -> BlockMemory:
     """Forward and backward of one block.
 
     Args:
@@ -57,6 +59,7 @@ def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool,
         accumulation: what becomes of parameters' gradients.
         outputs_kept: the caller still holds the model's outputs during backward.
         is_last: the block ends in the loss: its backward starts from a scalar.
+        retained: backward runs with retain_graph=True, which frees nothing that was saved.
     """
     plan, memory = _recorded(lowered)
     outputs, held = ZERO, ZERO
@@ -67,6 +70,8 @@ def measure(lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool,
     backward: tuple[Form, ...] = ()
     if lowered.output.requires_grad:
         stays = frozenset([one.storage for one in _outputs(lowered)]) if outputs_kept else frozenset()
+        if retained:
+            stays = frozenset(range(len(plan.storages)))
         replay = Backward(lowered, plan, memory.kept + held, stays=stays, accumulation=accumulation)
         backward = replay.run(lowered.output, (ONCE, 4) if is_last else lowered.output.size)
     gradients = _gradients(lowered, accumulation)

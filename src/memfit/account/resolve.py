@@ -185,7 +185,7 @@ def _resolve_kernels(model: Model, runtime: Runtime, workload: Training, choices
     for one, flag in ((found, f"--kernels {name}"), (KERNEL_SETS[runtime.kernels], f"--runtime {runtime.name}")):
         if one.families is not None and model.family not in one.families:
             chosen = flag if workload.kernels or one is not found else f"--runtime {runtime.name}"
-            raise UsageError(f"{chosen} has nothing for {model.family}, only for {', '.join(one.families)}: leave it out")
+            raise UsageError(f"{chosen} is not counted for {model.family}, only for {', '.join(one.families)}: leave it out")
     if workload.loss in ("fused", "cut") and model.loss in ("masked-lm", "seq2seq-lm"):
         choices.changes["loss"] = "eager"
         text = f"--loss {workload.loss} changes nothing here: Liger and cut cross-entropy replace the loss of causal models only"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
+    attention_projections,
     decoder_sizes,
     gated_mlp,
     language_head,
@@ -31,9 +32,7 @@ def build(config: ConfigView, architecture: str) -> Description:
 
     b = BlockBuilder("decoder layer", hidden)
     normed = layer_norm_fp32(b, "input_layernorm", b.input)
-    q = b.linear("self_attn.q_proj", normed, heads * head_dim, bias=bias)
-    k = b.linear("self_attn.k_proj", normed, kv_heads * head_dim, bias=bias)
-    v = b.linear("self_attn.v_proj", normed, kv_heads * head_dim, bias=bias)
+    q, k, v = attention_projections(b, normed, heads * head_dim, kv_heads * head_dim, bias=bias)
     if config.flag("use_qk_norm", False):
         q = layer_norm_fp32(b, "self_attn.q_norm", q, heads=heads)
         k = layer_norm_fp32(b, "self_attn.k_norm", k, heads=kv_heads)

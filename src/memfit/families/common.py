@@ -48,6 +48,16 @@ def token_embedding(name: str, vocab: int, hidden: int, *, scaled: bool = False)
     return Segment((b.done(b.scale(x) if scaled else x),), role="embedding")
 
 
+def attention_projections(
+    b: BlockBuilder, x: Value, q_width: int, kv_width: int, *, bias: bool, name: str = "self_attn"
+) -> tuple[Value, Value, Value]:
+    """Queries, keys and values from matrices of their own."""
+    q = b.linear(f"{name}.q_proj", x, q_width, bias=bias)
+    k = b.linear(f"{name}.k_proj", x, kv_width, bias=bias)
+    v = b.linear(f"{name}.v_proj", x, kv_width, bias=bias)
+    return q, k, v
+
+
 def gated_mlp(b: BlockBuilder, x: Value, ffn: int, activation: str, *, bias: bool = False, name: str = "mlp") -> Value:
     """down(activation(gate(x)) * up(x)), as wide as x."""
     gate = b.activation(activation, b.linear(f"{name}.gate_proj", x, ffn, bias=bias))

@@ -6,7 +6,15 @@ Source: transformers 5, models/gemma/modeling_gemma.py and configuration_gemma.p
 from __future__ import annotations
 
 from memfit.errors import InputError
-from memfit.families.common import EMBEDDING, activation_name, check_heads, gated_mlp, language_head, token_embedding
+from memfit.families.common import (
+    EMBEDDING,
+    activation_name,
+    attention_projections,
+    check_heads,
+    gated_mlp,
+    language_head,
+    token_embedding,
+)
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
 from memfit.model import BlockBuilder, Segment
@@ -32,9 +40,7 @@ def build(config: ConfigView, architecture: str) -> Description:
 
     b = BlockBuilder("decoder layer", hidden)
     x = b.rms_norm("input_layernorm", b.input, offset=True)
-    q = b.linear("self_attn.q_proj", x, heads * head_dim, bias=bias)
-    k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
-    v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
+    q, k, v = attention_projections(b, x, heads * head_dim, kv_heads * head_dim, bias=bias)
     q, k = b.rotary(q, k, head_dim=head_dim)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, dropout=config.probability("attention_dropout", 0.0))
     attended = b.linear("self_attn.o_proj", context, hidden, bias=bias, split="row")

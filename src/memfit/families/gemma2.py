@@ -8,6 +8,7 @@ from __future__ import annotations
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
+    attention_projections,
     check_heads,
     head_dimension,
     language_head,
@@ -41,9 +42,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     def layer(kind: str) -> Block:
         b = BlockBuilder("decoder layer", hidden)
         x = b.rms_norm("input_layernorm", b.input, offset=True)
-        q = b.linear("self_attn.q_proj", x, heads * head_dim, bias=bias)
-        k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
-        v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
+        q, k, v = attention_projections(b, x, heads * head_dim, kv_heads * head_dim, bias=bias)
         q, k = b.rotary(q, k, head_dim=head_dim)
         context = b.attention(
             q,

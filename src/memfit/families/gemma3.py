@@ -9,6 +9,7 @@ from __future__ import annotations
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
+    attention_projections,
     check_heads,
     gated_mlp,
     language_head,
@@ -53,9 +54,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     def layer(kind: str) -> Block:
         b = BlockBuilder("decoder layer", hidden)
         x = b.rms_norm("input_layernorm", b.input, offset=True)
-        q = b.linear("self_attn.q_proj", x, heads * head_dim, bias=bias)
-        k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
-        v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
+        q, k, v = attention_projections(b, x, heads * head_dim, kv_heads * head_dim, bias=bias)
         q = b.rms_norm("self_attn.q_norm", q, heads=heads, offset=True)
         k = b.rms_norm("self_attn.k_norm", k, heads=kv_heads, offset=True)
         q, k = b.rotary(q, k, head_dim=head_dim)

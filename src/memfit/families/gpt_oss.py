@@ -5,7 +5,7 @@ Source: transformers 5, models/gpt_oss/modeling_gpt_oss.py and configuration_gpt
 
 from __future__ import annotations
 
-from memfit.families.common import EMBEDDING, check_heads, language_head, layer_segments, token_embedding
+from memfit.families.common import EMBEDDING, attention_projections, check_heads, language_head, layer_segments, token_embedding
 from memfit.families.description import Description
 from memfit.families.mixtral import check_top_k, with_active
 from memfit.families.view import ConfigView
@@ -49,9 +49,7 @@ def build(config: ConfigView, architecture: str) -> Description:
     def layer(kind: str) -> Block:
         b = BlockBuilder("decoder layer", hidden)
         x = rms_norm_fp32(b, "input_layernorm", b.input)
-        q = b.linear("self_attn.q_proj", x, heads * head_dim, bias=bias)
-        k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
-        v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
+        q, k, v = attention_projections(b, x, heads * head_dim, kv_heads * head_dim, bias=bias)
         q, k = halves_rotary(b, q, k)
         context = sink_attention(
             b,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
+    attention_projections,
     decoder_sizes,
     gated_mlp,
     language_head,
@@ -30,9 +31,7 @@ def build(config: ConfigView, architecture: str) -> Description:
 
     b = BlockBuilder("decoder layer", hidden)
     x = b.rms_norm("input_layernorm", b.input)
-    q = b.linear("self_attn.q_proj", x, heads * head_dim, bias=bias)
-    k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
-    v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
+    q, k, v = attention_projections(b, x, heads * head_dim, kv_heads * head_dim, bias=bias)
     q, k = b.rotary(q, k, head_dim=head_dim)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, dropout=dropout)
     attended = b.linear("self_attn.o_proj", context, hidden, bias=bias, split="row")

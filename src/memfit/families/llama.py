@@ -11,6 +11,7 @@ from collections.abc import Callable
 from memfit.families.common import (
     EMBEDDING,
     activation_name,
+    attention_projections,
     check_heads,
     gated_mlp,
     head_dimension,
@@ -81,9 +82,7 @@ def decoder_layer(shape: Shape, window: int | None = None, mlp: Callable[[BlockB
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     x = b.rms_norm("input_layernorm", b.input)
-    q = b.linear("self_attn.q_proj", x, q_width, bias=shape.attention_bias)
-    k = b.linear("self_attn.k_proj", x, kv_width, bias=shape.attention_bias)
-    v = b.linear("self_attn.v_proj", x, kv_width, bias=shape.attention_bias)
+    q, k, v = attention_projections(b, x, q_width, kv_width, bias=shape.attention_bias)
     if shape.qk_norm:
         q = b.rms_norm("self_attn.q_norm", q, heads=shape.heads)
         k = b.rms_norm("self_attn.k_norm", k, heads=shape.kv_heads)

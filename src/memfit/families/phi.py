@@ -6,7 +6,7 @@ Source: transformers 5, models/phi/modeling_phi.py and configuration_phi.py.
 
 from __future__ import annotations
 
-from memfit.families.common import EMBEDDING, activation_name, check_heads, head_dimension, language_head
+from memfit.families.common import EMBEDDING, activation_name, attention_projections, check_heads, head_dimension, language_head
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
 from memfit.model import BlockBuilder, Segment
@@ -31,9 +31,7 @@ def build(config: ConfigView, architecture: str) -> Description:
 
     b = BlockBuilder("decoder layer", hidden)
     normed = b.layer_norm("input_layernorm", b.input)
-    q = b.linear("self_attn.q_proj", normed, heads * head_dim, bias=True)
-    k = b.linear("self_attn.k_proj", normed, kv_heads * head_dim, bias=True)
-    v = b.linear("self_attn.v_proj", normed, kv_heads * head_dim, bias=True)
+    q, k, v = attention_projections(b, normed, heads * head_dim, kv_heads * head_dim, bias=True)
     if config.flag("qk_layernorm", False):
         q = head_layer_norm(b, "self_attn.q_layernorm", q, heads)
         k = head_layer_norm(b, "self_attn.k_layernorm", k, kv_heads)

@@ -7,7 +7,15 @@ Source: transformers 5, models/stablelm/modeling_stablelm.py and configuration_s
 from __future__ import annotations
 
 from memfit.errors import InputError
-from memfit.families.common import EMBEDDING, activation_name, check_heads, gated_mlp, language_head, token_embedding
+from memfit.families.common import (
+    EMBEDDING,
+    activation_name,
+    attention_projections,
+    check_heads,
+    gated_mlp,
+    language_head,
+    token_embedding,
+)
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
 from memfit.model import Block, BlockBuilder, Segment
@@ -24,9 +32,7 @@ def _layer(config: ConfigView, hidden: int, heads: int, kv_heads: int, rotary_di
 
     b = BlockBuilder("decoder layer", hidden)
     normed = b.layer_norm("input_layernorm", b.input)
-    q = b.linear("self_attn.q_proj", normed, hidden, bias=bias)
-    k = b.linear("self_attn.k_proj", normed, kv_heads * head_dim, bias=bias)
-    v = b.linear("self_attn.v_proj", normed, kv_heads * head_dim, bias=bias)
+    q, k, v = attention_projections(b, normed, hidden, kv_heads * head_dim, bias=bias)
     if config.flag("qk_layernorm", False):
         q = separate_head_norms(b, "self_attn.q_layernorm", q, heads)
         k = separate_head_norms(b, "self_attn.k_layernorm", k, kv_heads)

@@ -5,7 +5,7 @@ Source: transformers 5, models/starcoder2/modeling_starcoder2.py and configurati
 
 from __future__ import annotations
 
-from memfit.families.common import EMBEDDING, activation_name, check_heads, head_dimension, language_head
+from memfit.families.common import EMBEDDING, activation_name, attention_projections, check_heads, head_dimension, language_head
 from memfit.families.description import Description
 from memfit.families.view import ConfigView
 from memfit.model import BlockBuilder, Segment
@@ -31,9 +31,7 @@ def build(config: ConfigView, architecture: str) -> Description:
 
     b = BlockBuilder("decoder layer", hidden)
     x = b.layer_norm("input_layernorm", b.input)
-    q = b.linear("self_attn.q_proj", x, heads * head_dim, bias=bias)
-    k = b.linear("self_attn.k_proj", x, kv_heads * head_dim, bias=bias)
-    v = b.linear("self_attn.v_proj", x, kv_heads * head_dim, bias=bias)
+    q, k, v = attention_projections(b, x, heads * head_dim, kv_heads * head_dim, bias=bias)
     q, k = b.rotary(q, k, head_dim=head_dim)
     context = b.attention(q, k, v, num_heads=heads, num_kv_heads=kv_heads, window=window, dropout=attention_dropout)
     attended = b.dropout(b.linear("self_attn.o_proj", context, hidden, bias=bias, split="row"), dropout)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.errors import UsageError, did_you_mean
-from memfit.validate import corpus, generations, parameters, serving, traces, training
+from memfit.validate import corpus, generations, operations, parameters, serving, traces, training
 from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
-PARTS = ("parameters", "kept", "traced", "inference", "heldout", "releases", "kernels", "training", "serving")
+PARTS = ("parameters", "kept", "traced", "inference", "heldout", "releases", "kernels", "operations", "training", "serving")
 """What `groups` may name: parts of the corpus."""
 
 _KEPT = (
@@ -100,6 +100,11 @@ def _kernels(into: _Collected) -> None:
     _traced_part(into, "liger_traced", "liger traced", "Liger, traced step", _TRACED_FAKE + _KERNEL_SET)
 
 
+def _operations(into: _Collected) -> None:
+    rows = operations.compare(corpus.rows("operations"))
+    into.groups += _group("operations", "Liger's benchmark of operations", "allocated", "measured", operations.ABOUT, rows)
+
+
 _MODE_TITLES = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 
@@ -143,6 +148,7 @@ _RUNNERS: dict[str, Callable[[_Collected], None]] = {
     "heldout": _heldout,
     "releases": _releases,
     "kernels": _kernels,
+    "operations": _operations,
     "training": _training,
     "serving": _serving,
 }

@@ -40,35 +40,18 @@ def convolution(
     kernel: Sides,
     groups: int = 1,
     bias: bool = True,
+    transposed: bool = False,
 ) -> Value:
-    """A convolution from `channels[0]` to `channels[1]`; `sides`: the output's grid. Weight: out x in / groups x kernel."""
+    """A convolution from `channels[0]` to `channels[1]`, or a transposed one ("up-convolution"); `sides`: the output's grid.
+
+    Weight: out x in / groups x kernel; transposed: in x out / groups x kernel.
+    """
     inner, outer = channels
-    return _convolution(b, name, x, (outer, inner // groups, *kernel), outer, sides, bias=bias)
-
-
-def transposed_convolution(
-    b: BlockBuilder,
-    name: str,
-    x: Value,
-    channels: tuple[int, int],
-    sides: Sides,
-    *,
-    kernel: Sides,
-    groups: int = 1,
-    bias: bool = True,
-) -> Value:
-    """A transposed convolution ("up-convolution"); `sides`: the output's grid. Weight: in x out / groups x kernel."""
-    inner, outer = channels
-    return _convolution(b, name, x, (inner, outer // groups, *kernel), outer, sides, bias=bias)
-
-
-def _convolution(
-    b: BlockBuilder, name: str, x: Value, shape: tuple[int, ...], channels: int, sides: Sides, *, bias: bool
-) -> Value:
-    parameters = [Parameter(name + ".weight", shape, "conv")]
+    rows, columns = (inner, outer) if transposed else (outer, inner)
+    parameters = [Parameter(name + ".weight", (rows, columns // groups, *kernel), "conv")]
     if bias:
-        parameters.append(Parameter(name + ".bias", (channels,), "bias"))
-    return b.op("conv2d", name, (x,), channels * prod(sides), tuple(parameters), SEQUENCE)
+        parameters.append(Parameter(name + ".bias", (outer,), "bias"))
+    return b.op("conv2d", name, (x,), outer * prod(sides), tuple(parameters), SEQUENCE)
 
 
 def group_norm(b: BlockBuilder, name: str, x: Value, channels: int, groups: int) -> Value:

@@ -5,6 +5,19 @@ from __future__ import annotations
 from memfit.model.builder import BlockBuilder
 from memfit.model.description import Parameter, StateSpec, Value
 
+Shape = tuple[str, tuple[int, ...], str]
+"""A parameter's name within the mixer, its shape and its role."""
+
+
+def _parameters(name: str, shapes: list[Shape]) -> tuple[Parameter, ...]:
+    return tuple([Parameter(f"{name}.{part}", shape, role) for part, shape, role in shapes])
+
+
+def _biases(convolution: int, output: int) -> list[Shape]:
+    """Biases of the convolution and of the output projection, where they have some."""
+    widths = (("conv1d.bias", convolution), ("out_proj.bias", output))
+    return [(part, (width,), "bias") for part, width in widths if width]
+
 
 def mask_padding(b: BlockBuilder, x: Value) -> Value:
     """x with zeros at padding, where the batch has a mask."""
@@ -36,7 +49,7 @@ def selective_state_space(
     the convolution in the weights' format, `states` numbers a channel in fp32.
     """
     inner = xz.width // 2
-    shapes: list[tuple[str, tuple[int, ...], str]] = [
+    shapes: list[Shape] = [
         ("A_log", (inner, states), "matrix"),
         ("D", (inner,), "vector"),
         ("conv1d.weight", (inner, 1, taps), "convolution"),
@@ -45,18 +58,14 @@ def selective_state_space(
         ("dt_proj.bias", (inner,), "bias"),
         ("out_proj.weight", (hidden, inner), "linear"),
     ]
-    if conv_bias:
-        shapes.append(("conv1d.bias", (inner,), "bias"))
-    if bias:
-        shapes.append(("out_proj.bias", (hidden,), "bias"))
-    parameters = tuple([Parameter(f"{name}.{part}", shape, role) for part, shape, role in shapes])
+    shapes += _biases(conv_bias and inner, bias and hidden)
     b.keep_state(StateSpec(inner * taps, inner * states))
     return b.op(
         "mamba_mixer",
         name,
         (xz,),
         hidden,
-        parameters,
+        _parameters(name, shapes),
         states=states,
         rank=rank,
         activation=activation,
@@ -87,7 +96,7 @@ def gated_delta(
     A sequence's state: `taps` columns of the convolution in the weights' format, a key_dim x value_dim matrix a head in fp32.
     """
     channels = 2 * key_heads * key_dim + heads * value_dim
-    shapes: list[tuple[str, tuple[int, ...], str]] = [
+    shapes: list[Shape] = [
         ("dt_bias", (heads,), "bias"),
         ("A_log", (heads,), "vector"),
         ("conv1d.weight", (channels, 1, taps), "convolution"),
@@ -100,7 +109,7 @@ def gated_delta(
         name,
         (qkvz, ba),
         hidden,
-        tuple([Parameter(f"{name}.{part}", shape, role) for part, shape, role in shapes]),
+        _parameters(name, shapes),
         heads=heads,
         key_heads=key_heads,
         key_dim=key_dim,
@@ -137,7 +146,7 @@ def chunked_state_space(
     """
     inner = heads * head_dim
     channels = inner + 2 * groups * states
-    shapes: list[tuple[str, tuple[int, ...], str]] = [
+    shapes: list[Shape] = [
         ("dt_bias", (heads,), "bias"),
         ("A_log", (heads,), "vector"),
         ("D", (heads,), "vector"),
@@ -145,17 +154,14 @@ def chunked_state_space(
         ("norm.weight", (inner,), "norm"),
         ("out_proj.weight", (hidden, inner), "linear"),
     ]
-    if conv_bias:
-        shapes.append(("conv1d.bias", (channels,), "bias"))
-    if bias:
-        shapes.append(("out_proj.bias", (hidden,), "bias"))
+    shapes += _biases(conv_bias and channels, bias and hidden)
     b.keep_state(StateSpec(channels * taps, inner * states))
     return b.op(
         "mamba2_mixer",
         name,
         (projected,),
         hidden,
-        tuple([Parameter(f"{name}.{part}", shape, role) for part, shape, role in shapes]),
+        _parameters(name, shapes),
         heads=heads,
         head_dim=head_dim,
         states=states,
