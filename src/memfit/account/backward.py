@@ -99,7 +99,7 @@ class Backward:
     def _run_node(self, node: Node, arrived: Sequence[_Gradient]) -> tuple[Form, Sequence[tuple[Tensor, _Gradient]]]:
         """All that a node makes and needs is there at once.
 
-        Returns what is there when it has run, before it lets go of what it needed, and gradients of tensors that have one already.
+        Returns what is there when it has run, all that it needed included, and second gradients of tensors.
         """
         pending, now = self.pending, self.now
         seconds: list[tuple[Tensor, _Gradient]] = []

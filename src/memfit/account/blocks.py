@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
 from memfit.account.liveness import Recorded, measure_checkpointed, measure_recorded, record
+from memfit.account.remember import of_model
 from memfit.account.selection import stretches
 from memfit.kernels import Externals, KernelPolicy, lower
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
@@ -154,7 +155,7 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
     return same if role == "head" else same._replace(loss="eager", logits_last=False, generating=False)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def quantizable(model: Model, index: int) -> bool:
     """Whether a segment has weights that a quantised format would change."""
     return any(one.role == "linear" for block in model.segments[index].blocks for one in block.parameters)
@@ -171,7 +172,7 @@ class Conditions(NamedTuple):
     externals: Externals = ()
 
 
-@lru_cache(maxsize=1024)
+@of_model(1024)
 def _measured(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     """A block that autograd records. The optimizer and checkpointing of the job change nothing here."""
     recorded = _recorded(
@@ -181,7 +182,7 @@ def _measured(model: Model, segment: int, place: int, conditions: Conditions) ->
     return measure_recorded(recorded, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
 
 
-@lru_cache(maxsize=1024)
+@of_model(1024)
 def _measured_bare(
     model: Model,
     segment: int,
@@ -203,7 +204,7 @@ def _bare(model: Model, index: int, place: int, met: Conditions, operators: tupl
     return _measured_bare(model, index, place, met.kernels, met.requires_grad, met.dtype, met.externals, operators)
 
 
-@lru_cache(maxsize=8)
+@of_model(8)
 def _recorded(
     model: Model, segment: int, place: int, kernels: KernelPolicy, requires_grad: bool, dtype: str, externals: Externals
 ) -> Recorded:
@@ -268,7 +269,7 @@ def measure_segment(
     return found.runs, Conditions(given.kernels, given.accumulation, given.outputs_kept, requires_grad, dtype, externals)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _segment(
     model: Model, index: int, conditions: Conditions, checkpointed: bool, operators: tuple[str, ...], once: bool
 ) -> _Segment:

@@ -114,7 +114,7 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
 
 
 def _rules_out(job: Job, current: Estimate, least_bytes: int) -> bool:
-    """Whether the lower bound can rule out a lever at all: levers hardly raise it, so one that is far below the peak is no help."""
+    """Whether a lower bound can rule out any lever: they hardly raise it, so one that is far below the peak is no help."""
     hopeless = job.cluster is not None and least_bytes > job.cluster.usable_bytes
     return hopeless or not current.peak.device_bytes - least_bytes > current.peak.device_bytes * WORTH_SHOWING
 
