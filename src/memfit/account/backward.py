@@ -68,9 +68,8 @@ class Backward:
             self._arrive(output, seed)
         self.states.append(self.now)
         for node in reversed(self.graph):
-            arrived = [pending.pop(one) for one in node.outputs if one in pending]
-            seconds = self._run_node(node, arrived) if arrived else ()
-            now = self.now
+            arrived = self._arrived(node.outputs)
+            now, seconds = self._run_node(node, arrived) if arrived else (self.now, ())
             for storage in node.saved:
                 saved[storage] -= 1
                 if not saved[storage] and storage not in stays:
@@ -89,10 +88,20 @@ class Backward:
                 self._accumulate(tensor, gradient)
         return largest(self.states)
 
-    def _run_node(self, node: Node, arrived: list[_Gradient]) -> Sequence[tuple[Tensor, _Gradient]]:
-        """All that a node makes and needs is there at once. Returns the gradients of tensors that have one already."""
-        pending, first_logits = self.pending, self.first_logits
-        now = self.now
+    def _arrived(self, outputs: Sequence[Tensor]) -> Sequence[_Gradient]:
+        """The gradients of a node's outputs."""
+        pending = self.pending
+        if len(outputs) == 1:
+            gradient = pending.pop(outputs[0], None)
+            return (gradient,) if gradient is not None else ()
+        return [pending.pop(one) for one in outputs if one in pending]
+
+    def _run_node(self, node: Node, arrived: Sequence[_Gradient]) -> tuple[Form, Sequence[tuple[Tensor, _Gradient]]]:
+        """All that a node makes and needs is there at once.
+
+        Returns what is there when it has run, all that it needed included, and second gradients of tensors.
+        """
+        pending, now = self.pending, self.now
         seconds: list[tuple[Tensor, _Gradient]] = []
         passed = node.outputs[0] if node.alias else None
         for one in node.inputs:
@@ -103,10 +112,9 @@ class Backward:
                 gradient.holders += 1
             else:
                 axis, num_bytes = one.size
-                gradient = _Gradient(
-                    num_bytes * (_TEMPORARY if one.storage < first_logits else _LOGITS)[axis], node.view_gradient
-                )
-                now += gradient.takes
+                takes = num_bytes * (_TEMPORARY if one.storage < self.first_logits else _LOGITS)[axis]
+                gradient = _Gradient(takes, node.view_gradient)
+                now += takes
             if one in pending:
                 seconds.append((one, gradient))
             else:
@@ -120,8 +128,7 @@ class Backward:
                 now -= self.storages[storage]
                 self.saved[storage] = 0
         self.states.append(now + scratch_form(node.backward_scratch) if node.backward_scratch else now)
-        self.now = now - settled
-        return seconds
+        return now - settled, seconds
 
     def _weight_gradients(self, node: Node) -> tuple[int, int]:
         """What a node's parameters' gradients add while it runs, and what of it is gone when it has run.

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
-from memfit.account.liveness import measure, measure_checkpointed
+from memfit.account.liveness import Recorded, measure_checkpointed, measure_recorded, record
+from memfit.account.remember import of_model
 from memfit.account.residents import unit_of
 from memfit.account.selection import stretches
-from memfit.kernels import Externals, KernelPolicy, Lowered, lower
+from memfit.kernels import Externals, KernelPolicy, lower
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
 from memfit.model.description import CROSS_PAIR, TARGET_PAIR
@@ -157,7 +158,7 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
     return same if role == "head" else same._replace(loss="eager", logits_last=False, generating=False)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def quantizable(model: Model, index: int) -> bool:
     """Whether a segment has weights that a quantised format would change."""
     return any(one.role == "linear" for block in model.segments[index].blocks for one in block.parameters)
@@ -174,21 +175,23 @@ class Conditions(NamedTuple):
     externals: Externals = ()
 
 
-@lru_cache(maxsize=1024)
+@of_model(1024)
 def _measured(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     """A block that autograd records. The optimizer and checkpointing of the job change nothing here."""
-    lowered = _lowered(
+    recorded = _recorded(
         model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
     )
     is_last = model.segments[segment].role == "head"
-    memory = measure(lowered, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
+    memory = measure_recorded(
+        recorded, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last
+    )
     if not conditions.kernels.precision.by_unit:
         return memory
     block = model.segments[segment].blocks[place]
     return memory._replace(unit=unit_of(model, block, conditions.kernels, conditions.accumulation))
 
 
-@lru_cache(maxsize=1024)
+@of_model(1024)
 def _measured_bare(
     model: Model,
     segment: int,
@@ -200,8 +203,8 @@ def _measured_bare(
     operators: tuple[str, ...],
 ) -> BlockMemory:
     """A block whose forward runs without autograd: under a checkpoint, which keeps the outputs of some operators."""
-    lowered = _lowered(model, segment, place, kernels, requires_grad, dtype, externals)
-    return measure_checkpointed(lowered, lowered.tape.outputs_of(operators))
+    recorded = _recorded(model, segment, place, kernels, requires_grad, dtype, externals)
+    return measure_checkpointed(recorded, recorded.lowered.tape.outputs_of(operators))
 
 
 def _bare(model: Model, index: int, place: int, met: Conditions, operators: tuple[str, ...]) -> BlockMemory:
@@ -210,12 +213,13 @@ def _bare(model: Model, index: int, place: int, met: Conditions, operators: tupl
     return _measured_bare(model, index, place, met.kernels, met.requires_grad, met.dtype, met.externals, operators)
 
 
-@lru_cache(maxsize=16)
-def _lowered(
+@of_model(8)
+def _recorded(
     model: Model, segment: int, place: int, kernels: KernelPolicy, requires_grad: bool, dtype: str, externals: Externals
-) -> Lowered:
+) -> Recorded:
+    """Few are remembered: a tape takes more room than what is measured of it, and is asked for again soon or not at all."""
     block = model.segments[segment].blocks[place]
-    return lower(block, kernels, input_requires_grad=requires_grad, input_dtype=dtype, externals=externals)
+    return record(lower(block, kernels, input_requires_grad=requires_grad, input_dtype=dtype, externals=externals))
 
 
 def _waiting(model: Model, index: int, place: int, *, first: bool) -> frozenset[str]:
@@ -274,7 +278,7 @@ def measure_segment(
     return found.runs, Conditions(given.kernels, given.accumulation, given.outputs_kept, requires_grad, dtype, externals)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _segment(
     model: Model, index: int, conditions: Conditions, checkpointed: bool, operators: tuple[str, ...], once: bool
 ) -> _Segment:

@@ -15,6 +15,7 @@ from memfit.account.overheads import Overhead
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
+from memfit.account.remember import of_model
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.states import state_bytes, trained_tensors
 from memfit.account.training import TrainingPolicy, compile_least, compile_training, ema_bytes, trained_elements
@@ -44,22 +45,22 @@ class Compiled(NamedTuple):
         return KERNEL_SETS[self.kernels.kernels].widths
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _training_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     return compile_training(model, kernels, policy)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _least_profile(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> Profile:
     return compile_least(model, kernels, policy)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _serving_profile(model: Model, kernels: KernelPolicy, policy: ServingPolicy) -> Profile:
     return compile_serving(model, kernels, policy)
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> int:
     return state_bytes(optimizer, trained_tensors(model, kernels))
 

@@ -41,8 +41,9 @@ def _fields() -> list[tuple[int, int | None]]:
     near, far = range(len(_NEAR)), range(len(_NEAR), len(_NAMES))
     fields: list[tuple[int, int | None]] = [(axis, None) for axis in _COMMON]
     fields += [(axis, component) for axis in _COMMON for component in near]
+    fields += [(ONCE, component) for component in far]
     fields += [(axis, component) for axis in others for component in (None, *near)]
-    return fields + [(axis, component) for axis in (*_COMMON, *others) for component in far]
+    return fields + [(axis, component) for axis in (*_COMMON, *others) if axis != ONCE for component in far]
 
 
 _MEANING = _fields()
@@ -53,18 +54,17 @@ _SUM_FIELDS = [field for field, (_, component) in enumerate(_MEANING) if compone
 _SUMS = sum([_MASK << _FIELD * field for field in _SUM_FIELDS])
 
 
-def form(component: int, axis: int, num_bytes: int) -> Form:
-    """So many bytes of one component for each unit of an axis."""
-    return num_bytes * _unit(component, axis)
-
-
-@cache
 def _unit(component: int, axis: int) -> Form:
     return (1 << _SHIFT[axis, component]) + (1 << _SHIFT[axis, None])
 
 
-UNITS = tuple([tuple([_unit(component, axis) for axis in range(NUM_AXES)]) for component in range(5)])
-"""The form of one byte, by axis, of activations, temporary, logits, gradients and the KV cache."""
+UNITS = tuple([tuple([_unit(component, axis) for axis in range(NUM_AXES)]) for component in range(len(_NEAR))])
+"""The form of one byte, by component and axis, of the components that come first."""
+
+
+def form(component: int, axis: int, num_bytes: int) -> Form:
+    """So many bytes of one component for each unit of an axis."""
+    return num_bytes * (UNITS[component][axis] if component < len(UNITS) else _unit(component, axis))
 
 
 @cache
@@ -108,6 +108,8 @@ def per_axis(of: Form) -> tuple[tuple[int, int], ...]:
     sums = of & _SUMS
     found = []
     for axis in _COMMON:
+        if not sums:
+            break
         if value := sums & _MASK:
             found.append((axis, value))
         sums >>= _FIELD

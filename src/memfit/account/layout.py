@@ -55,7 +55,7 @@ ALONE = Layout()
 def layout_of(job: Job) -> Layout:
     """The layout of a resolved job; open degrees are 1."""
     given = job.parallelism
-    if given is ALL_OPEN or given == ALL_OPEN:
+    if given is ALL_OPEN:
         return ALONE
     zero = given.zero or 0
     return Layout(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import NamedTuple
 
 from memfit.account.backward import Backward
 from memfit.account.crossing import Accumulation, BlockMemory, Provided, Read
@@ -13,12 +13,19 @@ from memfit.kernels.tape import Tensor
 from memfit.model.description import ONCE
 
 
-@lru_cache(maxsize=16)
-def _recorded(lowered: Lowered) -> tuple[Plan, BlockMemory]:
-    """What a block takes whatever becomes of its gradients."""
+class Recorded(NamedTuple):
+    """A block that autograd records, and what it takes whatever becomes of its gradients."""
+
+    lowered: Lowered
+    plan: Plan
+    memory: BlockMemory
+
+
+def record(lowered: Lowered) -> Recorded:
+    """The forward pass of a block, with all that it keeps."""
     plan = plan_forward(lowered, grad=True)
     kept = sum([takes for takes, times in zip(plan.storages, plan.saved, strict=True) if times])
-    return plan, _block_memory(lowered, plan, kept)
+    return Recorded(lowered, plan, _block_memory(lowered, plan, kept))
 
 
 def measure_forward(lowered: Lowered) -> BlockMemory:
@@ -26,13 +33,14 @@ def measure_forward(lowered: Lowered) -> BlockMemory:
     return _block_memory(lowered, plan_forward(lowered, grad=False), ZERO)
 
 
-def measure_checkpointed(lowered: Lowered, chosen: frozenset[int] = frozenset()) -> BlockMemory:
+def measure_checkpointed(recorded: Recorded, chosen: frozenset[int]) -> BlockMemory:
     """A block under a checkpoint: it runs without autograd, which keeps the `chosen` storages only, and once more in backward."""
+    lowered = recorded.lowered
     plan = plan_forward(lowered, grad=False, chosen=chosen)
     memory = _block_memory(lowered, plan, sum([plan.storages[storage] for storage in chosen]))
     if not chosen:
-        stop, (recorded, whole) = early_stop(lowered), _recorded(lowered)
-        again = whole.forward if stop is None else forward_states(lowered, recorded, stop=stop)
+        stop = early_stop(lowered)
+        again = recorded.memory.forward if stop is None else forward_states(lowered, recorded.plan, stop=stop)
         return memory._replace(recomputed=again)
     again = forward_states(lowered, plan_forward(lowered, grad=True, chosen=chosen, again=True), chosen)
     return memory._replace(recomputed=again, unclaimed=_unclaimed(lowered, plan, chosen))
@@ -52,16 +60,25 @@ def _unclaimed(lowered: Lowered, plan: Plan, chosen: frozenset[int]) -> Form:
 def measure(
     lowered: Lowered, *, accumulation: Accumulation, outputs_kept: bool, is_last: bool, retained: bool = False
 ) -> BlockMemory:
+    """Forward and backward of one block: `measure_recorded` of a tape that is measured once."""
+    return measure_recorded(
+        record(lowered), accumulation=accumulation, outputs_kept=outputs_kept, is_last=is_last, retained=retained
+    )
+
+
+def measure_recorded(
+    recorded: Recorded, *, accumulation: Accumulation, outputs_kept: bool, is_last: bool, retained: bool = False
+) -> BlockMemory:
     """Forward and backward of one block.
 
     Args:
-        lowered: the block's tape.
+        recorded: the block's tape, with its forward pass.
         accumulation: what becomes of parameters' gradients.
         outputs_kept: the caller still holds the model's outputs during backward.
         is_last: the block ends in the loss: its backward starts from a scalar.
         retained: backward runs with retain_graph=True, which frees nothing that was saved.
     """
-    plan, memory = _recorded(lowered)
+    lowered, plan, memory = recorded
     outputs, held = ZERO, ZERO
     logits = lowered.logits if outputs_kept else None
     if logits is not None:

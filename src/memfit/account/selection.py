@@ -7,9 +7,9 @@ the last part of a module's name (`lm_head`, `q_proj`). The head is the output p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
+from memfit.account.remember import of_model
 from memfit.kernels import KernelPolicy
 from memfit.kernels.context import ALL_LINEAR, Choice, target_of
 from memfit.model import Block, Model, Op, Parameter, Segment
@@ -103,7 +103,7 @@ def _other_uses(choice: Choice, model: Model, parameter: Parameter) -> list[tupl
     ]
 
 
-@lru_cache(maxsize=64)
+@of_model(64)
 def stretches(model: Model, choice: Choice) -> tuple[tuple[Stretch, ...], ...]:
     """For each segment of the model: its repeats, cut where the first N layers end."""
     found = []

@@ -9,7 +9,6 @@ Source: transformers 5 generation/utils.py (_prefill, _sample) and cache_utils.p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.account.blocks import masks_of, quantizable, relevant, shared_forms
@@ -30,6 +29,7 @@ from memfit.account.forms import (
 )
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
+from memfit.account.remember import of_model
 from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
 from memfit.account.training import ID_BYTES
 from memfit.kernels import Externals, KernelPolicy, lower
@@ -164,7 +164,7 @@ class _Passed(NamedTuple):
     externals: Externals
 
 
-@lru_cache(maxsize=1024)
+@of_model(1024)
 def _measured(model: Model, segment: int, place: int, kernels: KernelPolicy, dtype: str, outside: Externals) -> BlockMemory:
     """A block's forward; embedding and head are the same in all passes, and for all formats of the layers."""
     block = model.segments[segment].blocks[place]

@@ -7,11 +7,11 @@ because small tensors, embeddings and quantised matrices follow other rules.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from memfit.account.optimizers import Optimizer, Trained
+from memfit.account.remember import of_model
 from memfit.account.rules import SCRATCH, STATES, is_projected
 from memfit.account.selection import trained_parameters
 from memfit.kernels import KernelPolicy, prefix
@@ -39,7 +39,7 @@ class Tensors(NamedTuple):
     repeat: int
 
 
-@lru_cache(maxsize=64)
+@of_model(64)
 def tensors_of(model: Model) -> tuple[Tensors, ...]:
     """Every tensor of the model once (tied ones are one tensor), with its repeat count."""
     return tuple(

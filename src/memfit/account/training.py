@@ -31,6 +31,7 @@ from memfit.account.forms import (
 )
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.profile import Moment, Profile, loading, pruned
+from memfit.account.remember import of_model
 from memfit.account.residents import buffers_of, shared_cast
 from memfit.account.selection import trained_parameters
 from memfit.account.sharding import UNSHARDED, Sharding
@@ -230,7 +231,7 @@ def _host(runs: list[Run]) -> Form:
     return sum([run.blocks[start].input * run.repeat for run in runs if run.offloaded for start, _ in run.spans])
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     """Shared by all jobs that differ only in the optimizer or the workspace."""
     runs = _runs(model, kernels, policy)
@@ -305,7 +306,7 @@ def _totals(model: Model, kernels: KernelPolicy) -> _Totals:
     return _totals_of(model, _stored(kernels))
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _totals_of(model: Model, kernels: KernelPolicy) -> _Totals:
     trained = trained_tensors(model, kernels)
     added = gradient_bytes(added_tensors(model, kernels)) if not kernels.train_all else 0
@@ -319,7 +320,7 @@ def trained_elements(model: Model, kernels: KernelPolicy) -> int:
     return _totals(model, kernels).parameters
 
 
-@lru_cache(maxsize=256)
+@of_model(256)
 def _optimizer_bytes(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> tuple[int, int]:
     """States on the device, and the scratch of a step over all parameters; `kernels` as `_stored` leaves them."""
     trained = _totals_of(model, kernels).trained

@@ -94,6 +94,7 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
     """
     fits = job_fits(current.peak, job)
     levers = levers_for(job)
+    least = least if least is not None and _rules_out(job, current, least(job)) else None
     if fits == "yes":
         trials = [_try((lever,), job, estimate) for lever in levers if lever.free]
         worth = current.peak.device_bytes * USEFUL_HEADROOM
@@ -110,6 +111,12 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
         shown = [*([first] if first else []), *fitting, *others]
         return Ladder(recommendations=_shown(shown, current), best=best, trials=tuple(singles))
     return _combine(job, estimate, current, levers, singles, least)
+
+
+def _rules_out(job: Job, current: Estimate, least_bytes: int) -> bool:
+    """Whether a lower bound can rule out any lever: they hardly raise it, so one that is far below the peak is no help."""
+    hopeless = job.cluster is not None and least_bytes > job.cluster.usable_bytes
+    return hopeless or not current.peak.device_bytes - least_bytes > current.peak.device_bytes * WORTH_SHOWING
 
 
 def _without_changing_the_task(
@@ -166,9 +173,7 @@ def _cheapest_set(
     return _stripped(seen[high], job, estimate, levers, least), []
 
 
-def _stripped(
-    trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
-) -> Trial:
+def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None) -> Trial:
     """The set without what it does not need, dearest first, and with the cheapest of each group that is enough.
 
     Its dearest lever is needed: without it, a cheaper set would have fitted.

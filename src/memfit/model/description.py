@@ -243,6 +243,11 @@ class Model(Record):
     facts: Mapping[str, Any] = {}
 
     @cached_property
+    def memory(self) -> dict[str, dict[Any, Any]]:
+        """What was found out about the model, by function and arguments (`account.remember`): a copy of the model begins anew."""
+        return {}
+
+    @cached_property
     def num_parameters(self) -> int:
         """Learned elements, tied ones once; as built by `architecture`."""
         return sum(

@@ -1,9 +1,35 @@
-"""Levers that training and inference share."""
+"""Levers that training and inference share, and what levers ask of a job."""
 
 from __future__ import annotations
 
+from memfit.account.resolve import runtime_of
 from memfit.fit.levers.lever import Lever, with_workload
-from memfit.job import Job
+from memfit.job import FineTuning, Job, Training
+
+
+def training_of(job: Job) -> Training:
+    """The workload of a training job."""
+    assert isinstance(job.workload, Training)
+    return job.workload
+
+
+def is_trainer(job: Job) -> bool:
+    """Whether changes are spelled as arguments of HF Trainer."""
+    return runtime_of(job).trainer
+
+
+def method_of(job: Job) -> str:
+    """What a training job trains: full, or the method of a fine-tuning."""
+    return job.workload.method if isinstance(job.workload, FineTuning) else "full"
+
+
+def has_bf16(job: Job) -> bool:
+    """Whether the device computes in bf16; assumed when that is not known."""
+    if job.cluster is None:
+        return True
+    native = job.cluster.device.native_dtypes
+    return not native or "bf16" in native
+
 
 _SPELLING = {"sdpa": "sdpa", "flash": "flash_attention_2"}
 FLASH_CAPABILITY = (8, 0)

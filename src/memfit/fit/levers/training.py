@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.account.checkpoints import find_checkpointing
-from memfit.account.resolve import runtime_of
-from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS
+from memfit.fit.levers.adapters import LORA, QLORA
+from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS, has_bf16, is_trainer, method_of, training_of
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.fit.levers.spread import FSDP, OFFLOAD_OPTIMIZER, PIPELINE, SEQUENCE, TENSOR, ZERO_1, ZERO_2
-from memfit.job import FineTuning, Job, Training
+from memfit.job import FineTuning, Job
 from memfit.options import options_of
 from memfit.precision import DTYPE_BYTES
-from memfit.units import format_count, format_gib
+from memfit.units import format_gib
 
 _WITH_32_BIT_STATES = ("adamw", "adamw-foreach", "adamw-loop", "adamw-fused")
 
@@ -22,29 +22,16 @@ _STATE_BYTES_8_BIT = 2 + 8 / 256
 """Two states of one byte and two fp32 scales per block of 256 (bitsandbytes, optim/optimizer.py: blocksize 256)."""
 
 
-def _training(job: Job) -> Training:
-    assert isinstance(job.workload, Training)
-    return job.workload
-
-
-def _is_trainer(job: Job) -> bool:
-    return runtime_of(job).trainer
-
-
-def _method(job: Job) -> str:
-    return job.workload.method if isinstance(job.workload, FineTuning) else "full"
-
-
 def _spell(trainer: str, code: str) -> Callable[[Job], tuple[str, ...]]:
     """Flags that are one HF Trainer argument or one line of a training loop."""
-    return lambda job: (trainer if _is_trainer(job) else code,)
+    return lambda job: (trainer if is_trainer(job) else code,)
 
 
 # --- fused optimizer
 
 
 def _fused_adamw_flags(job: Job) -> tuple[str, ...]:
-    return ("--optim adamw_torch_fused",) if _is_trainer(job) else ("torch.optim.AdamW(..., fused=True)",)
+    return ("--optim adamw_torch_fused",) if is_trainer(job) else ("torch.optim.AdamW(..., fused=True)",)
 
 
 FUSED_ADAMW = Lever(
@@ -52,9 +39,9 @@ FUSED_ADAMW = Lever(
     group="optimizer",
     free=True,
     why_here="the same arithmetic in one kernel: nothing is lost",
-    applies=lambda job: _training(job).optimizer in ("adamw", "adamw-foreach", "adamw-loop"),
+    applies=lambda job: training_of(job).optimizer in ("adamw", "adamw-foreach", "adamw-loop"),
     edit=lambda job: with_workload(job, optimizer="adamw-fused"),
-    change=lambda before, after: f"fused AdamW kernel instead of {_training(before).optimizer}",
+    change=lambda before, after: f"fused AdamW kernel instead of {training_of(before).optimizer}",
     cost=lambda before, after: "none: the same update in one kernel, without the temporary copies of the foreach form",
     flags=_fused_adamw_flags,
 )
@@ -79,18 +66,18 @@ FUSED_LOSS = Lever(
     group="loss",
     free=True,
     why_here="the same loss and gradients; a dependency to install",
-    applies=lambda job: _training(job).loss not in ("fused", "cut") and job.model.loss == "causal-lm" and not _adapts_head(job),
+    applies=lambda job: training_of(job).loss not in ("fused", "cut") and job.model.loss == "causal-lm" and not _adapts_head(job),
     edit=lambda job: with_workload(job, loss="fused"),
     change=lambda before, after: "loss fused with the head, logits never stored",
     cost=_fused_loss_cost,
-    flags=lambda job: ("--use_liger_kernel true",) if _is_trainer(job) else ("LigerFusedLinearCrossEntropyLoss()",),
+    flags=lambda job: ("--use_liger_kernel true",) if is_trainer(job) else ("LigerFusedLinearCrossEntropyLoss()",),
 )
 
 # --- evaluation
 
 
 def _collects(job: Job) -> bool:
-    workload = _training(job)
+    workload = training_of(job)
     return bool(workload.eval_batch and workload.eval_rows) and workload.eval_accumulation is None
 
 
@@ -102,7 +89,7 @@ EVAL_ACCUMULATION = Lever(
     edit=lambda job: with_workload(job, eval_accumulation=1),
     change=lambda before, after: "collected logits moved to the host after every evaluation batch",
     cost=lambda before, after: (
-        f"the logits of {_training(before).eval_rows or 0:,} rows in host memory, and the time to copy them; "
+        f"the logits of {training_of(before).eval_rows or 0:,} rows in host memory, and the time to copy them; "
         "or return less with preprocess_logits_for_metrics"
     ),
     flags=_spell("--eval_accumulation_steps 1", "outputs.append(logits.cpu())"),
@@ -124,20 +111,20 @@ def _divisor_at_most(whole: int, value: int) -> int:
 def _accumulable(job: Job) -> bool:
     """Whether the whole global batch may be accumulated: gradients live until the step, and the field takes no more micro-batches
     than it states."""
-    workload = _training(job)
+    workload = training_of(job)
     most = options_of(type(workload))["grad_accum"].maximum or 0
     return not workload.optimizer_in_backward and workload.batch * workload.grad_accum <= most
 
 
 def _micro_batch(job: Job, value: int) -> Job:
     """The micro-batch cut to a divisor of itself, accumulation multiplied: the global batch stays exactly the same."""
-    old = _training(job)
+    old = training_of(job)
     batch = _divisor_at_most(old.batch, value)
     return with_workload(job, batch=batch, grad_accum=old.grad_accum * (old.batch // batch))
 
 
 def _micro_batch_cost(before: Job, after: Job) -> str:
-    old, new = _training(before), _training(after)
+    old, new = training_of(before), training_of(after)
     tokens = new.batch * (new.seq or 1)
     if before.model.pixels:
         return (
@@ -151,13 +138,13 @@ def _micro_batch_cost(before: Job, after: Job) -> str:
 
 
 def _micro_batch_change(before: Job, after: Job) -> str:
-    new = _training(after)
+    new = training_of(after)
     return f"micro-batch {new.batch:,} with {new.grad_accum:,} accumulation steps"
 
 
 def _micro_batch_flags(job: Job) -> tuple[str, ...]:
-    new = _training(job)
-    if _is_trainer(job):
+    new = training_of(job)
+    if is_trainer(job):
         return (f"--per_device_train_batch_size {new.batch}", f"--gradient_accumulation_steps {new.grad_accum}")
     return (f"batch_size={new.batch}", f"optimizer.step() every {new.grad_accum} micro-batches")
 
@@ -166,10 +153,10 @@ MICRO_BATCH = Lever(
     name="micro-batch",
     group="micro-batch",
     why_here="the same gradients; smaller kernels use the device less well",
-    applies=lambda job: _training(job).batch > 1 and _accumulable(job),
+    applies=lambda job: training_of(job).batch > 1 and _accumulable(job),
     edit=lambda job: _micro_batch(job, 1),
     edit_to=_micro_batch,
-    value=lambda job: _training(job).batch,
+    value=lambda job: training_of(job).batch,
     change=_micro_batch_change,
     cost=_micro_batch_cost,
     flags=_micro_batch_flags,
@@ -180,12 +167,12 @@ MICRO_BATCH = Lever(
 
 def _recomputes(job: Job) -> bool:
     """Whether layers can run again: not where a prefix stands in a cache object, which checkpointing does without."""
-    return _method(job) != "prefix"
+    return method_of(job) != "prefix"
 
 
 def _selective_flags(job: Job) -> tuple[str, ...]:
     kept = "context_fn=partial(create_selective_checkpoint_contexts, policy)"
-    if _is_trainer(job):
+    if is_trainer(job):
         return ("--gradient_checkpointing true", f"gradient_checkpointing_kwargs=dict(use_reentrant=False, {kept})")
     return (f"model.gradient_checkpointing_enable(dict(use_reentrant=False, {kept}))",)
 
@@ -194,7 +181,7 @@ SELECTIVE = Lever(
     name="selective-checkpointing",
     group="checkpointing",
     why_here="the same gradients; at most a sixth more compute, always",
-    applies=lambda job: _training(job).checkpointing == "none" and job.model.loss is not None and _recomputes(job),
+    applies=lambda job: training_of(job).checkpointing == "none" and job.model.loss is not None and _recomputes(job),
     edit=lambda job: with_workload(job, checkpointing="selective"),
     change=lambda before, after: "selective checkpointing: attention and every second matrix product kept",
     # Half of the products of one more forward pass; forward : backward = 1 : 2, so 3 units become at most 3.5.
@@ -209,7 +196,7 @@ CHECKPOINTING = Lever(
     group="checkpointing",
     why_here="the same gradients; a third more compute, always",
     applies=lambda job: (
-        find_checkpointing(_training(job).checkpointing).kind in ("none", "selective", "every", "first") and _recomputes(job)
+        find_checkpointing(training_of(job).checkpointing).kind in ("none", "selective", "every", "first") and _recomputes(job)
     ),
     edit=lambda job: with_workload(job, checkpointing="full"),
     change=lambda before, after: "activation checkpointing of every layer",
@@ -223,7 +210,7 @@ CHECKPOINTING = Lever(
 
 def _inputs_of_layers(job: Job) -> int:
     """Bytes of the inputs of all layers, in the format of the hidden states."""
-    workload, model = _training(job), job.model
+    workload, model = training_of(job), job.model
     width = DTYPE_BYTES[workload.weight_dtype or "fp32"]
     return model.num_layers * model.hidden_size * width * workload.batch * (workload.seq or 1)
 
@@ -233,7 +220,10 @@ OFFLOADED = Lever(
     group="checkpointing",
     why_here="as checkpointing, and each layer's input over the host bus and back",
     applies=lambda job: (
-        _training(job).checkpointing != "offloaded" and bool(job.model.hidden_size) and not job.model.pixels and _recomputes(job)
+        training_of(job).checkpointing != "offloaded"
+        and bool(job.model.hidden_size)
+        and not job.model.pixels
+        and _recomputes(job)
     ),
     edit=lambda job: with_workload(job, checkpointing="offloaded"),
     change=lambda before, after: "activation checkpointing with each layer's input in host memory",
@@ -244,7 +234,7 @@ OFFLOADED = Lever(
     # checkpoint() hands its inputs to autograd, whose hooks move them (torch/utils/checkpoint.py, _NoopSaveInputs)
     flags=lambda job: (
         ('use_gradient_checkpointing="unsloth"',)
-        if _is_trainer(job)
+        if is_trainer(job)
         else ("model.gradient_checkpointing_enable()", "with torch.autograd.graph.save_on_cpu(pin_memory=True)")
     ),
 )
@@ -254,12 +244,12 @@ OFFLOADED = Lever(
 
 def _steps_at_once(job: Job) -> bool:
     """Whether every gradient is final when it arrives; a larger micro-batch leaves the choice of accumulating to its lever."""
-    workload = _training(job)
+    workload = training_of(job)
     if workload.precision == "fp16-mixed":
         return False  # GradScaler looks at all gradients before a step
     final = workload.grad_accum == 1 and workload.zero_grad == "none" and not workload.clip_grad
     alone = workload.ddp in (None, "none") and workload.batch == 1
-    return final and alone and not workload.optimizer_in_backward and not _is_trainer(job) and _method(job) == "full"
+    return final and alone and not workload.optimizer_in_backward and not is_trainer(job) and method_of(job) == "full"
 
 
 OPTIMIZER_IN_BACKWARD = Lever(
@@ -285,7 +275,7 @@ def _states_8_bit(job: Job) -> int:
 
 def _wants_8_bit(job: Job) -> bool:
     # Adapters are a few thousandths of the parameters: their states are not what fills the device.
-    return _training(job).optimizer in _WITH_32_BIT_STATES and _method(job) == "full"
+    return training_of(job).optimizer in _WITH_32_BIT_STATES and method_of(job) == "full"
 
 
 ADAMW_8BIT = Lever(
@@ -306,7 +296,7 @@ PAGED_ADAMW_8BIT = Lever(
     name="paged-adamw-8bit",
     group="optimizer",
     why_here="as 8-bit AdamW, and slower when pages move to the host",
-    applies=lambda job: _method(job) == "full" and _training(job).optimizer in (*_WITH_32_BIT_STATES, "adamw-8bit"),
+    applies=lambda job: method_of(job) == "full" and training_of(job).optimizer in (*_WITH_32_BIT_STATES, "adamw-8bit"),
     edit=lambda job: with_workload(job, optimizer="paged-adamw-8bit"),
     change=lambda before, after: "paged 8-bit AdamW",
     cost=lambda before, after: (
@@ -320,7 +310,7 @@ ADAFACTOR = Lever(
     name="adafactor",
     group="optimizer",
     why_here="another optimizer: its step size has to be tuned anew",
-    applies=lambda job: _method(job) == "full" and _training(job).optimizer in (*_WITH_32_BIT_STATES, *_WITH_8_BIT_STATES),
+    applies=lambda job: method_of(job) == "full" and training_of(job).optimizer in (*_WITH_32_BIT_STATES, *_WITH_8_BIT_STATES),
     edit=lambda job: with_workload(job, optimizer="adafactor"),
     change=lambda before, after: "Adafactor",
     # Shazeer and Stern 2018 (arXiv:1804.04235): rows and columns of the second moment, no first moment.
@@ -334,23 +324,15 @@ ADAFACTOR = Lever(
 # --- pure 16-bit weights
 
 
-def _has_bf16(job: Job) -> bool:
-    """Whether the device computes in bf16; assumed when that is not known."""
-    if job.cluster is None:
-        return True
-    native = job.cluster.device.native_dtypes
-    return not native or "bf16" in native
-
-
 def _wants_bf16_true(job: Job) -> bool:
-    workload = _training(job)
+    workload = training_of(job)
     mixed_over_fp32 = workload.precision == "bf16-mixed" and workload.weight_dtype in (None, "fp32")
-    return (mixed_over_fp32 or workload.precision == "32-true") and _method(job) == "full" and _has_bf16(job)
+    return (mixed_over_fp32 or workload.precision == "32-true") and method_of(job) == "full" and has_bf16(job)
 
 
 def _bf16_true_flags(job: Job) -> tuple[str, ...]:
     cast = "model = model.to(torch.bfloat16)"
-    return (cast, "--bf16 false") if _is_trainer(job) else (cast, "no torch.autocast")
+    return (cast, "--bf16 false") if is_trainer(job) else (cast, "no torch.autocast")
 
 
 BF16_TRUE = Lever(
@@ -365,87 +347,6 @@ BF16_TRUE = Lever(
         "prefer a larger learning rate or stochastic rounding, and compare the loss"
     ),
     flags=_bf16_true_flags,
-)
-
-# --- adapters
-
-
-def _has_matrices(job: Job) -> bool:
-    """Whether linear layers are known, to put adapters beside: not in a model of which only counts are given."""
-    blocks = (block for segment in job.model.segments for block in segment.blocks)
-    return any(one.role == "linear" and len(one.shape) == 2 for block in blocks for one in block.parameters)
-
-
-def _adapters(job: Job, method: str) -> Job:
-    """The training as a fine-tuning of adapters with the same numbers, over a base in the 16-bit format it computes in.
-
-    Frozen fp32 weights under autocast would only be copies of what the forward pass casts to 16 bits anyway.
-    """
-    old = job.workload
-    assert isinstance(old, Training)
-    half = "fp16" if (old.precision or "").startswith("fp16") or not _has_bf16(job) else "bf16"
-    values = {name: getattr(old, name) for name in old.field_names}
-    values |= {"method": method, "precision": f"{half}-true", "weight_dtype": half}
-    return job.replace(workload=FineTuning(**values))
-
-
-def _adapter_change(before: Job, after: Job) -> str:
-    new = after.workload
-    assert isinstance(new, FineTuning)
-    name = "QLoRA" if new.method == "qlora" else "LoRA"
-    base = "a 4-bit base" if new.method == "qlora" else "a frozen 16-bit base"
-    return f"{name}: adapters of rank {new.lora_rank} on {new.lora_targets} over {base}"
-
-
-def _lora_flags(job: Job) -> tuple[str, ...]:
-    new = job.workload
-    assert isinstance(new, FineTuning)
-    targets = new.lora_targets if new.lora_targets == "all-linear" else new.lora_targets.split(",")
-    return (f"LoraConfig(r={new.lora_rank}, target_modules={targets!r})",)
-
-
-def _qlora_flags(job: Job) -> tuple[str, ...]:
-    new = job.workload
-    assert isinstance(new, FineTuning)
-    compute = "float16" if new.weight_dtype == "fp16" else "bfloat16"
-    quantised = (
-        f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={new.double_quant}, '
-        f"bnb_4bit_compute_dtype=torch.{compute})"
-    )
-    return (quantised, *_lora_flags(job))
-
-
-LORA = Lever(
-    name="lora",
-    group="method",
-    changes_task=True,
-    may_add=True,  # each targeted linear keeps a copy of its input for its adapter
-    why_here="the weights themselves are no longer trained",
-    applies=lambda job: _method(job) == "full" and _has_matrices(job),
-    edit=lambda job: _adapters(job, "lora"),
-    change=_adapter_change,
-    cost=lambda before, after: (
-        f"trains adapters only, the {format_count(before.model.num_parameters)} weights stay as they are: "
-        "close to full fine-tuning on small data sets, not on pre-training; compute per step about a third less"
-    ),
-    flags=_lora_flags,
-)
-
-QLORA = Lever(
-    name="qlora",
-    group="method",
-    changes_task=True,
-    may_add=True,  # each targeted linear keeps a copy of its input for its adapter
-    why_here="as LoRA, with a rounded base that is expanded again for every product",
-    applies=lambda job: _method(job) in ("full", "lora") and _has_matrices(job),
-    edit=lambda job: _adapters(job, "qlora"),
-    change=_adapter_change,
-    # Dettmers et al. 2023 (arXiv:2305.14314): NF4 with double quantisation, 4.127 bits per weight.
-    cost=lambda before, after: (
-        "trains adapters only, over linear weights rounded to 4.13 bits (0.52 B): close to 16-bit LoRA in published runs; "
-        "slower, as each weight is expanded to 16 bits in forward and backward; needs bitsandbytes"
-    ),
-    flags=_qlora_flags,
 )
 
 TRAINING_LEVERS = (
