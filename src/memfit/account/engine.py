@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 from memfit.account import finetuning, overheads
+from memfit.account.context import local_tokens
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, working_width
@@ -23,6 +24,7 @@ from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
+from memfit.parallel import ALONE, InFlight
 
 STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
 """What is taken once and never given back: the allocator does not fragment around it."""
@@ -38,6 +40,7 @@ class Compiled(NamedTuple):
     workspace: Overhead
     host_bytes: int
     optimizer: Optimizer | None = None
+    in_flight: InFlight = ALONE
 
     @property
     def widths(self) -> tuple[int, int] | None:
@@ -65,10 +68,10 @@ def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> i
     return state_bytes(optimizer, trained_tensors(model, kernels))
 
 
-def compile_job(job: Job, in_flight: int = 1) -> Compiled:
+def compile_job(job: Job, in_flight: InFlight = ALONE) -> Compiled:
     """The compiled profile of a resolved job on one of its ranks; compiled once per model, kernels and policy.
 
-    `in_flight`: micro-batches whose activations are alive at the same time, in a pipeline.
+    `in_flight`: what it holds for backward at the same time, in a pipeline.
     """
     workload = job.workload
     if isinstance(workload, Inference):
@@ -92,14 +95,15 @@ def chunks_of(model: Model, tokens: int) -> int:
 def _compile_training(
     job: Job,
     workload: Training,
-    in_flight: int = 1,
+    in_flight: InFlight = ALONE,
     profile_of: Callable[[Model, KernelPolicy, TrainingPolicy], Profile] = _training_profile,
 ) -> Compiled:
     kernels, policy = training_policies(job, workload)
-    if in_flight > 1:
+    if in_flight is not ALONE:
         policy = policy._replace(in_flight=in_flight)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
+    seq = local_tokens(seq, job.parallelism)
     keys = seq + finetuning.virtual_keys(workload)
     numbers = Numbers(workload.batch, seq, keys, target, target, chunks=chunks_of(job.model, seq))
     ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
@@ -107,7 +111,7 @@ def _compile_training(
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = profile_of(job.model, kernels, policy)
-    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer, in_flight)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
