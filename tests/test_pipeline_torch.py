@@ -28,7 +28,7 @@ from memfit.parallel.stages import stages
 from memfit.precision import PrecisionPolicy
 from memfit.runtimes.pipelines import TORCH
 
-HIDDEN, FFN, VOCAB, TOKENS = 64, 256, 512, 128
+HIDDEN, FFN, VOCAB, TOKENS = 32, 64, 128, 32
 STAGES, LAYERS_EACH = 4, 2
 FP32 = PrecisionPolicy("fp32", "fp32", "fp32", False)
 
@@ -64,8 +64,8 @@ def _model(chunks: int) -> Model:
     b = BlockBuilder("head", HIDDEN)
     head = b.done(b.loss(b.head("head", b.input, VOCAB), upcast=True))
     parts = (Segment((embedding,), role="embedding"), Segment((layer,), LAYERS_EACH * chunks), Segment((head,), role="head"))
-    return Model(name="m", family="m", architecture="m", source="", kind="decoder", segments=parts, num_layers=LAYERS_EACH * chunks,
-                 hidden_size=HIDDEN, num_heads=1, num_kv_heads=1, head_dim=HIDDEN, vocab_size=VOCAB)  # fmt: skip
+    return Model(name="m", family="m", architecture="m", source="", kind="decoder", segments=parts, hidden_size=HIDDEN,
+                 num_layers=LAYERS_EACH * chunks, num_heads=1, num_kv_heads=1, head_dim=HIDDEN, vocab_size=VOCAB)  # fmt: skip
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_the_last_stage_of_torch(group: Callable[[int, int], None], schedule: st
     assert _expected(schedule, STAGES - 1, 6, 1, returned) == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_chunks_of_an_interleaved_stage(group: Callable[[int, int], None], rank: int) -> None:
     """1 %: which hidden states are on their way while the peak is reached differs from rank to rank, by one of 250."""
     group(rank, STAGES)

@@ -33,8 +33,8 @@ def check_context(job: Job, workload: Training, choices: Choices) -> None:
         other = f", or {' or '.join([f'--cp {one}' for one in degrees])}" if degrees else ""
         lengths = " or ".join([f"--seq {one}" for one in (below, above) if one])
         raise UsageError(
-            f"--cp {cp}: {seq:,} tokens do not divide into {PARTS} x {cp} equal parts (each device gets one from the front and one "
-            f"from the back of a sequence): take {lengths}{other}"
+            f"--cp {cp}: {seq:,} tokens do not divide into {PARTS} x {cp} equal parts (each device gets one from the front and "
+            f"one from the back of a sequence): take {lengths}{other}"
         )
 
 

@@ -228,7 +228,7 @@ def least_bytes(job: Job) -> int:
         return 0
     most = 0
     for one in rank_jobs(job):
-        compiled = _compile_training(one.job, workload, 1, _least_profile)
+        compiled = _compile_training(one.job, workload, one.in_flight, _least_profile)
         most = max(most, _at_peak(one.job, compiled, *_evaluated(compiled)).device)
     return most
 

@@ -149,8 +149,8 @@ def beside_of(model: Model, how: Pipelining, count: InFlight, held: Held, inputs
 
     Of n micro-batches in flight n - 1 are others; of a stage's chunks all send but the one with the head, all receive but the one
     with the embedding. Where every micro-batch of the step has its buffers, those that are in flight hold what the first layer
-    keeps, and the gradient from which a backward begins is one of them; the gradient of the input before is on its way back, unless
-    all micro-batches run forward first. `returned`: the caller gets the logits of all micro-batches.
+    keeps, and the gradient from which a backward begins is one of them. Unless all micro-batches run forward first, the gradient
+    of the input before is on its way back. `returned`: the caller gets the logits of all micro-batches.
     """
     number, steps = count.micro_batches, count.steps
     others = share(held.layers, count.chunks - count.of, count.of) + (held.ends + held.beside + inputs) * (number - 1)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
-from memfit.account.layout import layout_of, resolve_parallelism
 from memfit.account.context import check_context
+from memfit.account.layout import layout_of, resolve_parallelism
 from memfit.account.pipelines import resolve_micro_batches
 from memfit.account.ranks import check_layout, groups_of
 from memfit.account.refusals import as_meant, check_runtime

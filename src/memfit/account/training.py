@@ -150,7 +150,9 @@ def _is_trained(model: Model, kernels: KernelPolicy, parameter: Parameter) -> bo
 def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
     """The batch's tensors that the first trained operation saves: ids by an embedding, pixels by a convolution without a cast."""
     first = [op for block in model.segments[0].blocks for op in block.ops if op.parameters][:1]
-    if model.receives or not kernels.train_all and not any(_is_trained(model, kernels, one) for op in first for one in op.parameters[:1]):
+    if model.receives:
+        return ZERO
+    if not kernels.train_all and not any(_is_trained(model, kernels, one) for op in first for one in op.parameters[:1]):
         return ZERO
     if not model.pixels:
         ids = {op.outputs[0].axis for segment in model.segments for block in segment.blocks for op in block.ops

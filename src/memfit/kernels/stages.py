@@ -12,7 +12,7 @@ from memfit.model.description import Op
 def receive(context: Context, op: Op, x: Tensor) -> Sequence[Tensor]:
     """Hidden states from the stage before: a leaf that requires a gradient, which goes back there when backward is through.
 
-    Source: torch distributed/pipelining/stage.py, _retrieve_recv_activations; Megatron-LM core/pipeline_parallel/p2p_communication.py.
+    Source: torch distributed/pipelining/stage.py, _retrieve_recv_activations; Megatron-LM p2p_communication.py.
     """
     tape = context.tape
     out = tape.tensor(x.axis, x.width, tape.policy.weight)

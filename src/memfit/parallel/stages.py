@@ -45,7 +45,7 @@ def stages(
     bounds = [0, *accumulate(counts)]
     cuts = [_cut(model, stage, pp, bounds) for stage in range(pp)]
     found, at = [], 0
-    for key, group in groupby(cuts, key=_key):
+    for _, group in groupby(cuts, key=_key):
         alike = list(group)
         last = at + len(alike) - 1
         found.append(
@@ -149,9 +149,8 @@ def _stated(text: str, layers: int, pp: int, virtual_stages: int) -> tuple[int, 
         counts += [int(number)] * min(int(times or 1), pp * virtual_stages + 1)
     if len(counts) != pp * virtual_stages or sum(counts) != layers:
         chunks = f"{pp} stages" if virtual_stages == 1 else f"{pp} stages of {virtual_stages} chunks"
-        raise UsageError(
-            f"--stage-layers {text[:60]!r} gives {sum(counts)} layers to {len(counts)} of them; there are {layers} layers and {chunks}"
-        )
+        said = f"--stage-layers {text[:60]!r} gives {sum(counts)} layers to {len(counts)} of them"
+        raise UsageError(f"{said}; there are {layers} layers and {chunks}")
     return tuple(counts)
 
 
