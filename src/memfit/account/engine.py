@@ -13,6 +13,7 @@ from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, working_width
 from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
+from memfit.account.pipelines import holds
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
@@ -273,6 +274,7 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
         kept_bytes=amount(profile.kept, first) if training else None,
         forward_end_bytes=amount(profile.forward_end, first) if training else None,
         backward_end_bytes=amount(profile.backward_end, first) if training else None,
+        holds=holds(job.model, of.in_flight) if job.model.receives or job.model.sends else "",
         details=partial(_details, job, compiled, at_peak.components, at_peak.outside),
     )
 

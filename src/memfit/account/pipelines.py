@@ -57,6 +57,17 @@ def virtual_method(workload: Training) -> str:
     return method if method in ("prompt", "prefix") else ""
 
 
+def holds(model: Model, count: InFlight) -> str:
+    """A stage in words: `embedding, 15 layers; 8 micro-batches in flight`."""
+    of = f" in {count.of} chunks" if count.of > 1 else ""
+    parts = [f"{model.num_layers} layers{of}" if model.num_layers > 1 else "1 layer"]
+    parts = parts if model.receives else ["embedding", *parts]
+    text = ", ".join(parts if model.sends else [*parts, "head"])
+    if count.of > 1:
+        return f"{text}; {count.chunks} chunks in flight"
+    return f"{text}; {count.chunks} micro-batches in flight" if count.chunks > 1 else text
+
+
 def shown(counts: tuple[int, ...]) -> str:
     """`15,16x6,15`"""
     runs = [(number, len(list(group))) for number, group in groupby(counts)]

@@ -244,6 +244,7 @@ def _model_of(model: Model, cut: _Cut) -> Model:
         loss=model.loss if cut.last else None,
         pixels=model.pixels if cut.first else 0,
         stated_parameters=None,
+        facts={**model.facts, "whole_parameters": model.num_parameters},
     )
 
 
