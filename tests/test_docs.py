@@ -221,7 +221,7 @@ CHECKED = {
        "Hardware": Hardware,
        "find_optimizer": find_optimizer, "overheads": overheads, "GiB": GiB, "MiB": MiB, "KiB": KiB,
        "SAFE_OVER_HIGH_PERCENT": SAFE_OVER_HIGH_PERCENT, "ADAPTER": ADAPTER, "ADAPTER_BF16": ADAPTER_BF16,
-       "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels,
+       "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels, "in_flight": in_flight,
 }  # fmt: skip
 """What a check may use."""
 

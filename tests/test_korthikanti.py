@@ -1,7 +1,7 @@
-"""Korthikanti et al. 2022, *Reducing Activation Recomputation in Large Transformer Models*: what a device of the first stage holds.
+"""Korthikanti et al. 2022, *Reducing Activation Recomputation in Large Transformer Models*: what a first stage's device holds.
 
-Layers only, as published: neither embedding nor head. The paper leaves out the statistics of LayerNorm (mean and deviation in fp32, two norms a layer:
-16 B a token), biases and norm weights; they are taken off here by their own count.
+Layers only, as published: neither embedding nor head. The paper leaves out the statistics of LayerNorm (mean and deviation in
+fp32, two norms a layer: 16 B a token), biases and norm weights; they are taken off here by their own count.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _ready() -> bool:
     return True
 
 
-needs_megatron = pytest.mark.skipif(not _ready(), reason="needs Megatron's kernels, and models split over tensor-parallel devices")
+needs_megatron = pytest.mark.skipif(not _ready(), reason="needs Megatron's kernels, and models split over devices")
 
 
 def _first_stage(of: Published, layers: int, *, sequence: bool, checkpointing: str) -> Rank:
