@@ -65,8 +65,8 @@ def to_markdown(answer: Answer) -> str:
     if layout := layout_text(answer.job):
         parts.insert(2, f"Layout: {escape(layout)}.")
     parts += _warnings(answer)
-    parts += [section for section in (_ranks(answer), _recommendations(answer), _phases(answer), _limits(answer),
-                                      _kernels(answer), _assumptions(answer), _rule(answer), _steps(answer)) if section]  # fmt: skip
+    sections = (_ranks, _recommendations, _phases, _limits, _kernels, _assumptions, _rule, _steps)
+    parts += [shown for section in sections if (shown := section(answer))]
     parts.append(f"<sub>memfit {version()}: {NOTICE}</sub>")
     return "\n\n".join(parts) + "\n"
 
