@@ -57,7 +57,10 @@ from memfit.fit.answer import Warning as Caution
 from memfit.job import Assumption, Hardware
 from memfit.kernels import Adapter, KernelPolicy, lower
 from memfit.kernels import modules as kernel_modules
-from memfit.model import AXES
+from memfit.kernels.ring import Ring, scratch
+from memfit.kernels.tape import Tape
+from memfit.model import AXES, TOKEN
+from memfit.parallel.stages import in_flight
 from memfit.precision import QUANTIZED, training_policy
 from memfit.runtimes import RUNTIMES
 from memfit.units import GiB, KiB, MiB
@@ -158,6 +161,29 @@ def part(component: str, model: str, kind: str, on: str | None = None, **given: 
     return next(one.bytes for one in job(model, kind, on, **given).estimate.worst.components if one.name == component)
 
 
+@functools.cache
+def _ranks(model: str, kind: str, degrees: tuple[tuple[str, Any], ...], given: tuple[tuple[str, Any], ...]) -> tuple[Rank, ...]:
+    return memfit.estimate(model, {"kind": kind, **dict(given)}, parallelism=dict(degrees)).ranks
+
+
+def rank(number: int, model: str, kind: str, degrees: dict[str, Any], **given: Any) -> Rank:
+    """One of the distinct ranks of a job over several devices."""
+    return _ranks(model, kind, tuple(degrees.items()), tuple(given.items()))[number]
+
+
+def component(of: Rank, name: str) -> int:
+    """Bytes of one component of a rank, at its largest."""
+    return next(one.bytes for one in of.components if one.name == name)
+
+
+def ring_bytes(implementation: str, degree: int, q: int, kv: int, heads: int) -> int:
+    """What a token of 16-bit attention takes in forward for the keys of the other devices."""
+    tape = Tape(training_policy("bf16-true", None))
+    tensors = [tape.tensor(TOKEN, width, "bf16") for width in (q, kv, kv)]
+    [(_, size)], _ = scratch(Ring(implementation, degree), *tensors, heads)
+    return size
+
+
 def phase(name: str, model: str, kind: str, on: str | None = None, **given: Any) -> int:
     """Allocated bytes at the largest moment of one phase, in steady state."""
     phases = job(model, kind, on, **given).estimate.worst.phases
@@ -195,7 +221,7 @@ CHECKED = {
        "Hardware": Hardware,
        "find_optimizer": find_optimizer, "overheads": overheads, "GiB": GiB, "MiB": MiB, "KiB": KiB,
        "SAFE_OVER_HIGH_PERCENT": SAFE_OVER_HIGH_PERCENT, "ADAPTER": ADAPTER, "ADAPTER_BF16": ADAPTER_BF16,
-       "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels,
+       "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels, "in_flight": in_flight,
 }  # fmt: skip
 """What a check may use."""
 

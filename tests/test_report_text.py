@@ -16,7 +16,7 @@ from rich.text import Text
 from memfit import api
 from memfit.account.estimate import Estimate
 from memfit.fit.answer import Answer
-from memfit.job import Job
+from memfit.job import Job, Parallelism
 from memfit.report import to_csv, to_markdown, to_terminal
 from memfit.report.csv import guard
 from memfit.report.look import Look, look_of
@@ -24,7 +24,7 @@ from memfit.report.markdown import code, escape
 from memfit.report.overview import overview_csv, overview_json, overview_markdown, overview_text
 from memfit.report.rich_text import bullet, to_text
 from memfit.report.terminal import render
-from memfit.report.text import headline, percent, plain, show_bytes, show_value
+from memfit.report.text import headline, layout_text, percent, plain, show_bytes, show_value
 
 
 def named(name: str) -> Answer:
@@ -183,6 +183,36 @@ def test_the_rank_that_binds_is_named_when_there_are_several() -> None:
     first = base.estimate.ranks[0]
     second = first.replace(rank="1", peak=first.peak.replace(device_bytes=first.peak.device_bytes - 1))
     assert "on rank 0" in to_terminal(training(estimate=Estimate(ranks=(second, first))))
+
+
+def test_every_distinct_rank_is_shown_once_with_what_it_holds() -> None:
+    base = training()
+    first = base.estimate.ranks[0].replace(rank="pp0", holds="embedding, 8 layers")
+    half = first.peak.replace(device_bytes=first.peak.device_bytes // 2)
+    others = first.replace(rank="pp1-6", count=6, holds="48 layers", peak=half)
+    answer = training(estimate=Estimate(ranks=(first, others)))
+    shown = [line.split() for line in to_terminal(answer).splitlines() if line.strip().startswith("pp")]
+    assert [line[0] for line in shown] == ["pp0", "pp1-6"]
+    assert ["(worst)" in line for line in shown] == [True, False]
+    assert shown[1][1:4] == ["6", "9.50", "GiB"]
+    assert shown[1][-2:] == ["48", "layers"]
+    assert "| **pp0** (worst) | 1 | 19.00 GiB | optimizer-step | embedding, 8 layers |" in to_markdown(answer)
+    rows = list(csv.DictReader(io.StringIO(to_csv(answer))))
+    assert [(row["rank"], row["count"]) for row in rows if row["component"] == "total_device"] == [("pp0", "1"), ("pp1-6", "6")]
+    assert "Ranks" not in to_terminal(base)
+
+
+def test_the_layout_of_several_devices_is_one_line() -> None:
+    job = training().job
+    spread = Parallelism(tp=8, pp=4, dp_shard=16, zero=3, sharding="fsdp2", sp=True, schedule="interleaved", virtual_stages=2)
+    over = job.replace(workload=job.workload.replace(grad_accum=8), parallelism=spread)
+    assert layout_text(over) == (
+        "pp 4 x tp 8 x dp_shard 16 = 512 devices, sequence parallel, ZeRO-3 (fsdp2) over 16, "
+        "interleaved of 2 chunks a stage over 8 micro-batches"
+    )
+    assert f"Layout: {layout_text(over)[:40]}" in to_terminal(training(job=over))
+    assert "Layout: pp 4" in to_markdown(training(job=over))
+    assert layout_text(job) == ""
 
 
 @pytest.mark.parametrize(

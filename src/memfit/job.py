@@ -228,6 +228,8 @@ class Parallelism(Options):
         choice_aliases={"interleaved1f1b": "interleaved", "interleaved-1f1b": "interleaved", "zb": "zero-bubble"})
     virtual_stages: int = option(1, "Model chunks of each pipeline stage (interleaved schedule)", kind="tokens", minimum=1,
         maximum=1 << 12, unit="chunks", group="parallelism", aliases=("virtual-pipeline-model-parallel-size",))
+    stage_layers: str | None = option(None, "Layers of each pipeline stage: weighted (embedding and head count as a layer each), "
+        "even, or the numbers: 15,16x6,15", kind="text", group="parallelism", aliases=("pipeline-layers",))
     cp: int | None = option(None, "Context parallelism: devices that share the tokens of each sequence", kind="tokens", minimum=1,
         maximum=1 << 16, unit="devices", group="parallelism",
         aliases=("context-parallel-size", "context-parallel-degree"))

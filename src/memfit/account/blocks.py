@@ -152,6 +152,7 @@ def relevant(kernels: KernelPolicy, role: str, quantizable: bool) -> KernelPolic
         filled=False,
         causal_mask=False,
         prefix=None,
+        ring=None,
     )
     if not quantizable:
         same = same._replace(quantized=None)

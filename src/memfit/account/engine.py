@@ -7,11 +7,13 @@ from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 from memfit.account import finetuning, overheads
+from memfit.account.context import local_tokens
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, working_width
 from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
+from memfit.account.pipelines import holds
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
@@ -23,6 +25,7 @@ from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
+from memfit.parallel import ALONE, InFlight
 
 STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
 """What is taken once and never given back: the allocator does not fragment around it."""
@@ -38,6 +41,7 @@ class Compiled(NamedTuple):
     workspace: Overhead
     host_bytes: int
     optimizer: Optimizer | None = None
+    in_flight: InFlight = ALONE
 
     @property
     def widths(self) -> tuple[int, int] | None:
@@ -65,10 +69,10 @@ def _host_states(model: Model, kernels: KernelPolicy, optimizer: Optimizer) -> i
     return state_bytes(optimizer, trained_tensors(model, kernels))
 
 
-def compile_job(job: Job, in_flight: int = 1) -> Compiled:
+def compile_job(job: Job, in_flight: InFlight = ALONE) -> Compiled:
     """The compiled profile of a resolved job on one of its ranks; compiled once per model, kernels and policy.
 
-    `in_flight`: micro-batches whose activations are alive at the same time, in a pipeline.
+    `in_flight`: what it holds for backward at the same time, in a pipeline.
     """
     workload = job.workload
     if isinstance(workload, Inference):
@@ -92,14 +96,15 @@ def chunks_of(model: Model, tokens: int) -> int:
 def _compile_training(
     job: Job,
     workload: Training,
-    in_flight: int = 1,
+    in_flight: InFlight = ALONE,
     profile_of: Callable[[Model, KernelPolicy, TrainingPolicy], Profile] = _training_profile,
 ) -> Compiled:
     kernels, policy = training_policies(job, workload)
-    if in_flight > 1:
+    if in_flight is not ALONE:
         policy = policy._replace(in_flight=in_flight)
     seq = (workload.seq or 1) + finetuning.virtual_tokens(workload)
     target = workload.target_seq or 0
+    seq = local_tokens(seq, job.parallelism)
     keys = seq + finetuning.virtual_keys(workload)
     numbers = Numbers(workload.batch, seq, keys, target, target, chunks=chunks_of(job.model, seq))
     ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
@@ -107,7 +112,7 @@ def _compile_training(
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = profile_of(job.model, kernels, policy)
-    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer, in_flight)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
@@ -224,7 +229,7 @@ def least_bytes(job: Job) -> int:
         return 0
     most = 0
     for one in rank_jobs(job):
-        compiled = _compile_training(one.job, workload, 1, _least_profile)
+        compiled = _compile_training(one.job, workload, one.in_flight, _least_profile)
         most = max(most, _at_peak(one.job, compiled, *_evaluated(compiled)).device)
     return most
 
@@ -269,6 +274,7 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
         kept_bytes=amount(profile.kept, first) if training else None,
         forward_end_bytes=amount(profile.forward_end, first) if training else None,
         backward_end_bytes=amount(profile.backward_end, first) if training else None,
+        holds=holds(job.model, of.in_flight) if job.model.receives or job.model.sends else "",
         details=partial(_details, job, compiled, at_peak.components, at_peak.outside),
     )
 

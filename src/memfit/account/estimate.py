@@ -82,6 +82,8 @@ class Rank(Record):
     """Training: everything allocated at that moment."""
     backward_end_bytes: int | None = None
     """Training: everything allocated when backward has run and the optimizer has not."""
+    holds: str = ""
+    """The part of the model that it has, in words, where ranks differ by it."""
 
 
 class CacheUse(Record):

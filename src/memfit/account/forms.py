@@ -98,6 +98,14 @@ def moved(of: Form, axes: Mapping[int, int]) -> Form:
     return sum([form(_NAMES.index(name), axes.get(axis, axis), num_bytes) for name, axis, num_bytes in parts(of)])
 
 
+def share(of: Form, times: int, parts_of: int) -> Form:
+    """So many equal parts of a form, each bytes per unit rounded up: `times` / `parts_of` of it."""
+    if parts_of == 1:
+        return of * times
+    components = (*_NEAR, *_FAR)
+    return sum([form(components.index(name), axis, -(-num_bytes * times // parts_of)) for name, axis, num_bytes in parts(of)])
+
+
 def as_temporary(of: Form) -> Form:
     """The same bytes as working tensors: the gradients of what was kept."""
     return sum([form(TEMPORARY, axis, num_bytes) for axis, num_bytes in per_axis(of)])

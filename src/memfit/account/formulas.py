@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 def _weights(job: Job, compiled: Compiled) -> str:
     kernels = compiled.kernels
     element = DTYPE_BYTES[kernels.precision.stored]
-    text = f"{job.model.num_parameters:,} x {element} B"
+    whole = job.model.facts.get("whole_parameters")
+    count = f"{job.model.num_parameters:,}" + (f" (of {whole:,})" if whole else "")
+    text = f"{count} x {element} B"
     if kernels.quantized is not None:
-        text = f"linear layers in {kernels.quantized.name}, the rest of {job.model.num_parameters:,} x {element} B"
+        text = f"linear layers in {kernels.quantized.name}, the rest of {count} x {element} B"
     if kernels.norm_dtype:
         text += f", norms in {kernels.norm_dtype}"
     workload = job.workload
@@ -148,7 +150,27 @@ def _activations(job: Job, compiled: Compiled) -> str:
     recomputed = num_checkpointed(job.model, checkpointing)
     how = _KEPT[checkpointing.kind](checkpointing, recomputed)
     many = f"{b:,} images" if job.model.pixels and not job.model.tokens_per_image else f"{b:,} x {s:,} tokens"
-    return f"{many} x {job.model.num_layers} layers, {how}"
+    return f"{_in_flight(compiled)}{many}{_shared(job)} x {job.model.num_layers} layers, {how}"
+
+
+def _in_flight(compiled: Compiled) -> str:
+    """How many micro-batches a pipeline stage holds at once; of an interleaved schedule their share of its layers."""
+    count = compiled.in_flight
+    if count.of > 1:
+        return f"{count.chunks}/{count.of} micro-batches x "
+    return f"{count.chunks} micro-batches x " if count.chunks > 1 else ""
+
+
+def _shared(job: Job) -> str:
+    """That the tokens are a device's part of longer sequences."""
+    cp = job.parallelism.cp or 1
+    return f" ({_sequence(job):,} / {cp})" if cp > 1 else ""
+
+
+def _sequence(job: Job) -> int:
+    """Tokens of a whole sequence in training."""
+    assert isinstance(job.workload, Training)
+    return job.workload.seq or 1
 
 
 def _logits(job: Job, compiled: Compiled) -> str:

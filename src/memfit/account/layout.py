@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from memfit.account import pipelines
 from memfit.account.choices import Choices
 from memfit.errors import UsageError
 from memfit.job import ALL_OPEN, Assumption, Inference, Job, Parallelism, Training
@@ -37,6 +38,8 @@ class Layout(NamedTuple):
     schedule: str = "1f1b"
     virtual_stages: int = 1
     offload: str = "none"
+    stage_layers: str = "weighted"
+    """See `parallel.stages.layers_of_stages`."""
 
     @property
     def devices(self) -> int:
@@ -71,6 +74,7 @@ def layout_of(job: Job) -> Layout:
         schedule=given.schedule,
         virtual_stages=given.virtual_stages,
         offload=given.offload,
+        stage_layers=given.stage_layers or "weighted",
     )
 
 
@@ -85,7 +89,7 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
         return ALL_OPEN
     _refuse_contradictions(job, given)
     if isinstance(job.workload, Inference):
-        return _inference(job, given, devices, choices)
+        return _inference(job, given, devices, runtime, choices)
     zero = 3 if given.fsdp else given.zero
     if zero is None:
         zero = runtime.shards if _all_open(given) and devices not in (None, 1) else 3 if (given.dp_shard or 1) > 1 else 0
@@ -108,6 +112,7 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
     elif zero and shard is None and fixed["cp"] == 1:
         flag = "--fsdp" if given.fsdp else f"--zero {zero}"
         raise UsageError(f"{flag} splits the states over devices: say over how many with --on 8x... or --dp-shard")
+    given = given.replace(**pipelines.resolved(job.model, given, runtime, choices))
     filled = given.replace(
         **fixed,
         dp_replicate=replicate or 1,
@@ -142,6 +147,8 @@ def _refuse_contradictions(job: Job, given: Parallelism) -> None:
         raise UsageError(f"--virtual-stages {given.virtual_stages} belongs to --schedule interleaved")
     if given.schedule != "1f1b" and (given.pp or 1) == 1:
         raise UsageError(f"--schedule {given.schedule} orders the stages of a pipeline: give --pp as well")
+    if given.stage_layers and (given.pp or 1) == 1:
+        raise UsageError("--stage-layers gives layers to the stages of a pipeline: give --pp as well")
     if given.offload != "none" and not (given.zero or given.fsdp):
         raise UsageError(f"--offload {given.offload} is a part of ZeRO and FSDP: give --zero or --fsdp as well")
     if given.offload == "params" and given.zero not in (None, 3):
@@ -204,10 +211,11 @@ def _scheme(given: Parallelism, zero: int, runtime: Runtime, choices: Choices) -
     return scheme
 
 
-def _inference(job: Job, given: Parallelism, devices: int | None, choices: Choices) -> Parallelism:
+def _inference(job: Job, given: Parallelism, devices: int | None, runtime: Runtime, choices: Choices) -> Parallelism:
     """Tensor parallelism within a machine where it is legal, replicas beyond."""
     from memfit.parallel import largest_legal
 
+    given = given.replace(**pipelines.resolved(job.model, given, runtime, choices))
     tp, pp = given.tp, given.pp or 1
     if devices is None:
         return given.replace(tp=tp or 1, pp=pp, dp_replicate=given.dp_replicate or 1, dp_shard=1, cp=1, ep=given.ep or 1)

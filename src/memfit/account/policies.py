@@ -13,8 +13,10 @@ from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.training import TrainingPolicy
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
+from memfit.kernels.ring import Ring
 from memfit.kernels.sets import KERNEL_SETS, KernelSet
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
+from memfit.runtimes.pipelines import PIPELINES
 
 
 def optimizer_of(job: Job, workload: Training) -> Optimizer:
@@ -115,6 +117,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         device_capability=_capability(job),
         fused_mixers=workload.mixer_kernels == "fused",
         cache=runtime.cache_format if _caches(job, workload) else "",
+        ring=_ring(job),
     )
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
@@ -128,10 +131,17 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
         evaluation=_evaluation(job, workload),
         sharding=_sharding(job),
+        pipeline=PIPELINES[runtime.pipeline] if (job.parallelism.pp or 1) > 1 else None,
         early_stop=runtime.early_stop,
         batch_tensors=runtime.batch_tensors,
     )
     return kernels, policy
+
+
+def _ring(job: Job) -> Ring | None:
+    """Context parallelism, as the runtime's attention does it."""
+    degree = job.parallelism.cp or 1
+    return Ring(runtime_of(job).context_parallel, degree) if degree > 1 else None
 
 
 def _sharding(job: Job) -> Sharding:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from memfit.account.layout import layout_of
 from memfit.job import Inference, Job, Training
-from memfit.parallel import rank_models
+from memfit.parallel import ALONE, InFlight, rank_models
 
 
 class RankJob(NamedTuple):
@@ -15,8 +15,8 @@ class RankJob(NamedTuple):
     name: str
     devices: int
     job: Job
-    in_flight: int = 1
-    """Micro-batches whose activations are alive at the same time."""
+    in_flight: InFlight = ALONE
+    """What it holds for backward at the same time, in a pipeline."""
 
 
 def rank_jobs(job: Job) -> tuple[RankJob, ...]:
@@ -40,6 +40,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         schedule="inference" if isinstance(workload, Inference) else layout.schedule,
         virtual_stages=layout.virtual_stages,
         micro_batches=micro_batches,
+        split=layout.stage_layers,
     )
     per_stage = devices // layout.pp
     return tuple([RankJob(one.name, one.stages * per_stage, job.replace(model=one.model), one.in_flight) for one in found])

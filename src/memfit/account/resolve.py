@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
+from memfit.account.context import check_context
 from memfit.account.layout import layout_of, resolve_parallelism
+from memfit.account.pipelines import resolve_micro_batches
 from memfit.account.ranks import check_layout, groups_of
 from memfit.account.refusals import as_meant, check_runtime
 from memfit.account.unused import unused
@@ -117,6 +119,8 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
         length = choices.changes.get("seq", workload.seq)
         choices.assume("target_seq", length, "as long as the source")
     resolve_checkpointing(model, runtime, workload, choices)
+    resolve_micro_batches(job.parallelism, workload, choices)
+    check_context(job, workload, choices)
     resolve_step(job, runtime, workload, choices)
     if workload.eval_batch is None and (workload.eval_rows or workload.eval_accumulation):
         raise UsageError("--eval-rows and --eval-accumulation belong to an evaluation: say its batch with --eval-batch")

@@ -19,6 +19,8 @@ class StepPolicy(NamedTuple):
     """Gradients exist when forward begins: kept as zeros, accumulated over micro-batches, or views of DDP's buckets."""
     step_scratch: int = -1
     """See `Accumulation`."""
+    keeps_sent: bool = False
+    """A pipeline stage's output stays until its micro-batch's backward is through."""
     early_stop: bool = True
     """A checkpoint that runs again stops at the last tensor that backward needs."""
 
@@ -134,7 +136,7 @@ class Timeline:
             enters = not index or run.unit != self.runs[index - 1].unit
             recomputed = ZERO if enters else recomputed
             before.append(kept + recomputed)
-            phase = "loss" if index == len(self.runs) - 1 and index else "forward"
+            phase = "loss" if run.role == "head" and index == len(self.runs) - 1 and index else "forward"
             if index and run.role != "embedding":
                 held = self.masks[index] + embedded if phase == "forward" else self.masks[index] if self.masks_stay else ZERO
             else:
@@ -159,9 +161,17 @@ class Timeline:
                 self.note(phase, run.names[place], base, memory.forward)
                 kept += self.kept[index][place]
                 casts += memory.region_casts + memory.returned[0]
-            if run.role == "embedding" or not index:
+            if run.role == "receive":
+                kept += self.received()  # the pipeline holds it until its gradient is sent back
+            elif run.role == "embedding" or not index:
                 embedded = self._embedded(index)
         return before, kept
+
+    def received(self) -> Form:
+        """The hidden states that a pipeline stage received, unless its first layer keeps them itself."""
+        if self.runs[0].role != "receive" or not self._embedded(0):
+            return ZERO
+        return self.runs[1].blocks[0].input
 
     def _nested(self, run: Run, phase: str, base: Form, source: Form) -> None:
         """Moments of layers within a checkpointed module: forward keeps `source`, the module's input, where they begin with it.
@@ -193,7 +203,7 @@ class Timeline:
             run = self.runs[index]
             waiting.pop(run.provides, None)  # it is the gradient from which this run's backward begins
             held = self.tables + self._outside_backward(index)
-            held += ZERO if index == len(self.runs) - 1 else outputs
+            held += ZERO if index == len(self.runs) - 1 and run.role == "head" else outputs
             held += self.masks[index] if self.masks_stay else ZERO
             held += cache
             released = [memory.returned[1] if self.outputs_kept else ZERO for memory in run.blocks]

@@ -30,6 +30,7 @@ from memfit.account.forms import (
     per_axis,
 )
 from memfit.account.optimizers import Optimizer, Trained
+from memfit.account.pipelines import Held, as_activations, beside_of, held_of, with_others
 from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.remember import of_model
 from memfit.account.residents import buffers_of, shared_cast
@@ -52,7 +53,9 @@ from memfit.kernels import KernelPolicy
 from memfit.kernels.context import Context, target_of
 from memfit.kernels.tape import Tape
 from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Model, Parameter
+from memfit.parallel import ALONE, InFlight
 from memfit.precision import DTYPE_BYTES
+from memfit.runtimes.pipelines import Pipelining
 
 ID_BYTES = 8
 """Token ids and labels are int64."""
@@ -76,8 +79,10 @@ class TrainingPolicy(NamedTuple):
     """Format of a moving average of the weights on the device."""
     evaluation: EvaluationPolicy | None = None
     sharding: Sharding = UNSHARDED
-    in_flight: int = 1
-    """Micro-batches whose activations are alive at the same time, in a pipeline."""
+    in_flight: InFlight = ALONE
+    """What it holds for backward at the same time, as a stage of a pipeline."""
+    pipeline: Pipelining | None = None
+    """How stages are run; `None` where there is one."""
     early_stop: bool = True
     """See `StepPolicy`."""
     batch_tensors: tuple[tuple[int, int], ...] = ()
@@ -127,7 +132,7 @@ def _accumulation(uses: dict[str, list[tuple[int, str]]], index: int, alone: Acc
 def _inputs(model: Model, kernels: KernelPolicy) -> Form:
     """Ids for every token or the pixels of every image, and labels for whatever the loss compares."""
     pixels = model.pixels * DTYPE_BYTES[kernels.precision.weight]
-    read = form(INPUTS, SEQUENCE, pixels) if pixels else form(INPUTS, TOKEN, ID_BYTES)
+    read = form(INPUTS, SEQUENCE, pixels) if pixels else ZERO if model.receives else form(INPUTS, TOKEN, ID_BYTES)
     losses = [op for segment in model.segments for block in segment.blocks for op in block.ops if op.kind == "loss"]
     # the label of a class is an id; for a mean square or several classes at once, a number for every logit
     labels = {
@@ -145,6 +150,8 @@ def _is_trained(model: Model, kernels: KernelPolicy, parameter: Parameter) -> bo
 def _saved_inputs(model: Model, kernels: KernelPolicy) -> Form:
     """The batch's tensors that the first trained operation saves: ids by an embedding, pixels by a convolution without a cast."""
     first = [op for block in model.segments[0].blocks for op in block.ops if op.parameters][:1]
+    if model.receives:
+        return ZERO
     if not kernels.train_all and not any(_is_trained(model, kernels, one) for op in first for one in op.parameters[:1]):
         return ZERO
     if not model.pixels:
@@ -189,6 +196,8 @@ class _Step(NamedTuple):
     """What is left of them when backward has run: the outputs that the caller still holds."""
     host: Form
     """Inputs of checkpoints in host memory."""
+    held: Held
+    """Of a pipeline stage: what one micro-batch holds between its forward and its backward."""
 
 
 def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
@@ -248,7 +257,8 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     timeline = Timeline(runs, tables + cast, masks, policy, masks_saved=bool(saved_masks))
     before, kept = timeline.forward()
     last = runs[-1].blocks[-1]
-    timeline.backward(before, last.outputs)
+    sent = as_activations(last.output) if model.sends and policy.keeps_sent else ZERO
+    timeline.backward(before, last.outputs + sent)
     if prefix is not None:
         prefixes.note(timeline, prefix, kernels, runs, backbone + last.outputs + timeline.cache())
     kept += timeline.outside_kept()
@@ -262,6 +272,7 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         kept=kept + (ZERO if policy.checkpointing.all_layers else tables) + saved_masks + _saved_inputs(model, kernels),
         forward_end=kept
         + last.outputs_held
+        + sent
         + (ZERO if last.unit is None else last.unit.weights)  # the last unit is not resharded before its backward
         + timeline.returned(beside_kept=True)
         + timeline.cache(beside_kept=True)
@@ -270,6 +281,7 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         + (sum(masks) if timeline.masks_stay else ZERO),
         backward_end=last.outputs + timeline.returned() + timeline.cache() + timeline.leaves() + leaf,
         host=_host(runs),
+        held=held_of(timeline, saved_masks + (ZERO if policy.checkpointing.all_layers else tables)),
     )
 
 
@@ -399,9 +411,18 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     base = _base(model, kernels, policy)
     scratch = scratch_per_byte(policy.optimizer, _totals(model, kernels).trained) if policy.in_backward else -1
     persist = policy.gradients_persist or policy.buckets == "views"
-    step = _step(model, kernels, StepPolicy(policy.checkpointing, policy.outputs_kept, persist, scratch, policy.early_stop))
-    statics = base.statics
-    moments = (loading(base.weights), *step.moments, _optimizer_step(base.update + step.backward_end))
+    keeps_sent = policy.pipeline is not None and policy.pipeline.keeps_sent
+    outputs_kept = policy.outputs_kept or keeps_sent  # the last stage's are its logits
+    step = _step(model, kernels, StepPolicy(policy.checkpointing, outputs_kept, persist, scratch, keeps_sent, policy.early_stop))
+    statics, update = base.statics, base.update + step.backward_end
+    others, beside_end, step_moments = ZERO, ZERO, step.moments
+    if policy.pipeline is not None:
+        inputs = _totals(model, kernels).inputs
+        beside = beside_of(model, policy.pipeline, policy.in_flight, step.held, inputs, returned=policy.outputs_kept)
+        statics += beside.always
+        update += beside.between_steps
+        others, beside_end, step_moments = beside.held, beside.forward, with_others(step.moments, beside)
+    moments = (loading(base.weights), *step_moments, _optimizer_step(update))
     if policy.evaluation is not None:
         frees = policy.evaluation.frees_gradients and policy.buckets == "none"
         resident = statics - base.standing if frees else statics
@@ -410,8 +431,8 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
         moments=moments,
         statics=statics,
         static_total=per_axis(statics),
-        kept=per_axis(step.kept),
-        forward_end=per_axis(statics + step.forward_end),
+        kept=per_axis(step.kept + others),
+        forward_end=per_axis(statics + step.forward_end + beside_end),
         backward_end=per_axis(statics + base.held + step.backward_end),
         lazy_states=base.states,
         lazy_phases=("forward", "loss") if policy.in_backward else ("forward", "loss", "backward"),

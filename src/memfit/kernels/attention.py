@@ -7,7 +7,7 @@ Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5 int
 
 from __future__ import annotations
 
-from memfit.kernels import functions, prefix
+from memfit.kernels import functions, prefix, ring
 from memfit.kernels.cache import caches
 from memfit.kernels.context import Context, KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
@@ -136,7 +136,8 @@ def _flash(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if op.attributes["num_kv_heads"] != heads:
         expanded = (k.width + v.width) * heads // op.attributes["num_kv_heads"]
         scratch.append((k.axis, 2 * expanded))
-    tape.record((q, k, v), (out, lse), saved=(q, k, v, out, lse), backward_scratch=scratch)
+    forward, backward = ring.scratch(context.policy.ring, q, k, v, heads)
+    tape.record((q, k, v), (out, lse), saved=(q, k, v, out, lse), scratch=forward, backward_scratch=scratch + backward)
     tape.name("attention")
     lse.requires_grad = False
     return _contiguous(tape, out) if _head_major(context, op) else out
@@ -160,7 +161,8 @@ def _flash_wide(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor) -> Te
     heads = op.attributes["num_heads"]
     out, lse = tape.tensor(q.axis, q.width, v.dtype), tape.tensor(q.axis, heads, "fp32")
     scratch: list[Size] = [(q.axis, 4 * q.width), (q.axis, 4 * heads)]
-    tape.record((q, k, wide), (out, lse), saved=(q, k, wide, out, lse), backward_scratch=scratch)
+    forward, backward = ring.scratch(context.policy.ring, q, k, wide, heads)
+    tape.record((q, k, wide), (out, lse), saved=(q, k, wide, out, lse), scratch=forward, backward_scratch=scratch + backward)
     lse.requires_grad = False
     cropped = _output(tape, op, q, v)
     tape.record((out,), (cropped,))
@@ -216,7 +218,8 @@ def _memory_efficient(context: Context, op: Op, q: Tensor, k: Tensor, v: Tensor,
         mask = tape.tensor(pair_axis(q, k), 1, q.dtype)
         tape.record((), (mask,))
         saved.append(mask)
-    tape.record(saved[:3] + saved[5:], (out, lse), saved=saved)
+    forward, backward = ring.scratch(context.policy.ring, q, k, v, heads)
+    tape.record(saved[:3] + saved[5:], (out, lse), saved=saved, scratch=forward, backward_scratch=backward)
     tape.name("attention")
     for one in (lse, *saved[5:]):
         one.requires_grad = False

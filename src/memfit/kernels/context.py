@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from memfit.kernels.ring import Ring
 from memfit.kernels.tape import Tape
 from memfit.model.description import Parameter
 from memfit.precision import PrecisionPolicy, QuantizedFormat
@@ -120,6 +121,8 @@ class KernelPolicy(NamedTuple):
     """The cache's format."""
     filled: bool = False
     """Inference: the cache holds earlier tokens."""
+    ring: Ring | None = None
+    """Context parallelism: the devices that share each sequence."""
     causal_mask: bool = False
     """Fewer queries than keys, so that causality needs a mask: of a later chunk of a prompt, or behind virtual tokens."""
 

@@ -87,6 +87,7 @@ _LIBRARIES: dict[str, str] = {
     ),
     **dict.fromkeys(("mamba_mixer", "mask_padding", "to_fp32"), "mamba"),
     "mamba2_mixer": "mamba2",
+    "receive": "stages",
     **dict.fromkeys(("gated_delta", "output_gate"), "delta"),
     **dict.fromkeys(("rms_norm_fp32", "layer_norm_fp32", "head_layer_norm", "separate_head_norms", "slice"), "norms"),
 }
@@ -99,8 +100,8 @@ def _kernel(kind: str) -> Callable[..., Sequence[Tensor]]:
     return _KERNELS[kind]
 
 
-READS_THE_BATCH = ("embedding", "opaque", "patches", "pixels")
-"""Kinds of operation that, first in a block, read ids or pixels."""
+READS_THE_BATCH = ("embedding", "opaque", "patches", "pixels", "receive")
+"""Kinds of operation that, first in a block, read ids or pixels, or what another device sends."""
 
 Externals = tuple[tuple[str, str, bool], ...]
 """For each value that an earlier segment provides: its name, format, and whether it needs a gradient."""

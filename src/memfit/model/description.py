@@ -158,7 +158,8 @@ class Segment(NamedTuple):
     blocks: tuple[Block, ...]
     repeat: int = 1
     role: str = "layers"
-    """embedding | layers | head | between (runs once, is neither checkpointed nor the last). Only layers are checkpointed."""
+    """embedding | receive (hidden states of another pipeline stage) | layers | head | between (runs once, is neither checkpointed
+    nor the last). Only layers are checkpointed."""
     provides: str = ""
     """The name under which later blocks find its output."""
     shared: bool = False
@@ -237,10 +238,22 @@ class Model(Record):
     """Position biases and masks of a kind of their own."""
     chunk: int = 0
     """Tokens of a chunk, where layers scan by chunks."""
+    first_layer: int = 0
+    """Layers before its first one, on other pipeline stages."""
     relative_uncertainty: float = 0.0
     """Share by which the model itself may be off: 0 for a config, wide for a model known only by its size."""
     assumptions: tuple[Assumption, ...] = ()
     facts: Mapping[str, Any] = {}
+
+    @property
+    def receives(self) -> bool:
+        """Whether it begins with what another pipeline stage made, not with ids or pixels."""
+        return self.segments[0].role == "receive"
+
+    @property
+    def sends(self) -> bool:
+        """Whether its output goes to another pipeline stage."""
+        return self.segments[-1].role in ("layers", "between")
 
     @cached_property
     def memory(self) -> dict[str, dict[Any, Any]]:

@@ -8,6 +8,23 @@ from typing import NamedTuple
 from memfit.model import Model
 
 
+class InFlight(NamedTuple):
+    """What a pipeline stage holds for backward at the same time, at the most."""
+
+    micro_batches: int = 1
+    """Micro-batches in the chunk with the embedding or the head, and in all of it where there is one chunk."""
+    chunks: int = 1
+    """Micro-batches in its chunks of layers, added up."""
+    of: int = 1
+    """The chunks of layers that it has."""
+    steps: int = 1
+    """Micro-batches of a step."""
+
+
+ALONE = InFlight()
+"""No pipeline: one micro-batch after the other."""
+
+
 class RankModel(NamedTuple):
     """Ranks that hold equal parts of the model."""
 
@@ -15,8 +32,8 @@ class RankModel(NamedTuple):
     model: Model
     stages: int = 1
     """Pipeline stages that are like this one."""
-    in_flight: int = 1
-    """Micro-batches whose activations are alive at the same time at the most."""
+    in_flight: InFlight = ALONE
+    """Of the first of them, which holds the most."""
 
 
 @lru_cache(maxsize=256)
@@ -30,8 +47,10 @@ def rank_models(
     schedule: str = "1f1b",
     virtual_stages: int = 1,
     micro_batches: int | None = None,
+    split: str = "weighted",
 ) -> tuple[RankModel, ...]:
-    """The distinct ranks, in order of their stages. `micro_batches`: those of a step, `None` for as many as fill the pipeline.
+    """The distinct ranks, in order of their stages. `micro_batches`: those of a step, `None` for as many as fill the pipeline;
+    `split`: how the layers are given to stages (`stages.layers_of_stages`).
 
     Raises:
         UsageError: a degree that the model does not allow, with the nearest ones that it does.
@@ -47,5 +66,5 @@ def rank_models(
     if pp > 1:
         from memfit.parallel.stages import stages
 
-        return stages(model, pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches)
+        return stages(model, pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches, split=split)
     return (RankModel("0", model),)

@@ -14,6 +14,7 @@ from memfit.report.text import (
     headline,
     interval,
     kernel_text,
+    layout_text,
     limit_note,
     percent,
     plain,
@@ -61,9 +62,11 @@ def to_markdown(answer: Answer) -> str:
         f"{escape(question(answer))}. Peak {show_bytes(answer.estimate.peak.device_bytes)}; {interval(answer)}.",
         _components(answer),
     ]
+    if layout := layout_text(answer.job):
+        parts.insert(2, f"Layout: {escape(layout)}.")
     parts += _warnings(answer)
-    parts += [section for section in (_recommendations(answer), _phases(answer), _limits(answer), _kernels(answer),
-                                      _assumptions(answer), _rule(answer), _steps(answer)) if section]  # fmt: skip
+    sections = (_ranks, _recommendations, _phases, _limits, _kernels, _assumptions, _rule, _steps)
+    parts += [shown for section in sections if (shown := section(answer))]
     parts.append(f"<sub>memfit {version()}: {NOTICE}</sub>")
     return "\n\n".join(parts) + "\n"
 
@@ -83,6 +86,16 @@ def _components(answer: Answer) -> str:
         usable = answer.job.cluster.usable_bytes
         rows.append(["**usable**", "", f"**{show_bytes(usable)}**", "", "", escape(cluster_name(answer.job.cluster))])
     return table(["component", "largest", f"at the peak ({escape(peak.phase)})", "share", "basis", "formula"], rows, "lrrrll")
+
+
+def _ranks(answer: Answer) -> str:
+    ranks, worst = answer.estimate.ranks, answer.estimate.worst
+    rows = [
+        [f"**{escape(one.rank)}** (worst)" if one is worst else escape(one.rank), show_value(one.count),
+         show_bytes(one.peak.device_bytes), escape(one.peak.phase), escape(one.holds)]
+        for one in ranks
+    ]  # fmt: skip
+    return table(["rank", "devices", "peak", "at", "holds"], rows, "lrrll") if len(ranks) > 1 else ""
 
 
 def _warnings(answer: Answer) -> list[str]:

@@ -185,6 +185,7 @@ def _rank(rank: Rank) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "count": rank.count,
+        "holds": rank.holds or None,
         "components": [_component(component) for component in rank.components],
         "phases": [_phase(phase) for phase in rank.phases],
         "forward_end": forward_end,

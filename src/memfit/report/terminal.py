@@ -29,6 +29,7 @@ from memfit.report.text import (
     headline,
     interval,
     kernel_text,
+    layout_text,
     limit_note,
     percent,
     plain,
@@ -62,7 +63,7 @@ def _parts(answer: Answer, look: Look, explain: bool) -> Iterator[RenderableType
         yield Text.assemble(("warning: ", "bold yellow"), plain(warning.text))
     yield Text("")
     yield from _components(answer, look, explain)
-    for section in (_limits, _recommendations, _phases, _kernels, _assumptions, _rule_of_thumb, _steps):
+    for section in (_ranks, _limits, _recommendations, _phases, _kernels, _assumptions, _rule_of_thumb, _steps):
         yield from section(answer, look)
     yield Text("")
     yield Text(f"memfit {version()}: {NOTICE}", style="dim")
@@ -70,6 +71,8 @@ def _parts(answer: Answer, look: Look, explain: bool) -> Iterator[RenderableType
 
 def _first_lines(answer: Answer) -> Iterator[RenderableType]:
     yield Text(question(answer))
+    if layout := layout_text(answer.job):
+        yield Text(f"Layout: {layout}")
     peak = answer.estimate.peak
     where = f" ({plain(peak.where)})" if peak.where else ""
     ranks = answer.estimate.ranks
@@ -139,6 +142,25 @@ def _totals(answer: Answer, rank: Rank) -> Iterator[tuple[str, int, str]]:
     if cluster is not None:
         free = cluster.usable_bytes - peak.device_bytes
         yield ("free" if free >= 0 else "short by"), abs(free), f"of {show_bytes(cluster.usable_bytes)} usable"
+
+
+def _ranks(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    """Every distinct rank once, where there are several; the one whose components are shown above is marked."""
+    ranks = answer.estimate.ranks
+    if len(ranks) < 2:
+        return
+    yield Text("")
+    yield heading("Ranks")
+    worst = answer.estimate.worst
+    wide = look.width >= _WIDE_ENOUGH_FOR_FORMULAS
+    columns = [Column("rank"), Column("devices", number=True), Column("peak", number=True), Column("at")]
+    made = table([*columns, Column("holds", wrap=True)] if wide else columns, look)
+    for one in ranks:
+        style = "bold" if one is worst else ""
+        row = [cell(one.rank + (" (worst)" if one is worst else ""), style), cell(show_value(one.count)),
+               cell(show_bytes(one.peak.device_bytes), style), cell(one.peak.phase)]  # fmt: skip
+        made.add_row(*row, *([cell(one.holds)] if wide else []))
+    yield indented(made)
 
 
 def _limits(answer: Answer, look: Look) -> Iterator[RenderableType]:

@@ -10,6 +10,7 @@ from memfit.units import GiB, KiB, MiB, format_count, format_gib
 if TYPE_CHECKING:
     from memfit.devices import Cluster
     from memfit.fit.answer import Answer, Kernel, Limit, Recommendation
+    from memfit.job import Job
 
 VERDICT_WORDS = {"yes": "FITS", "tight": "TIGHT", "no": "DOES NOT FIT"}
 NOTICE = "estimate, verify on a real run"
@@ -105,6 +106,27 @@ def question(answer: Answer) -> str:
         value = getattr(workload, name, None)
         if value is not None and not (name == "weight_dtype" and workload.kind != "infer"):
             parts.append(f"{label} {show_value(value)}".strip())
+    return ", ".join(parts)
+
+
+def layout_text(job: Job) -> str:
+    """The degrees and their product, and what runs over them: `pp 4 x dp_shard 16 = 64 devices, ...`; empty for one device."""
+    from memfit.account.layout import DEGREES, layout_of
+
+    one = layout_of(job)
+    if one.devices == 1:
+        return ""
+    degrees = " x ".join(f"{name} {getattr(one, name)}" for name in reversed(DEGREES) if getattr(one, name) > 1)
+    parts = [f"{degrees} = {one.devices:,} devices"]
+    if one.sp:
+        parts.append("sequence parallel")
+    if one.ep > 1:
+        parts.append(f"experts over {one.ep}")
+    if one.zero:
+        parts.append(f"ZeRO-{one.zero} ({one.scheme}) over {one.shards:,}")
+    if one.pp > 1 and job.workload.kind != "infer":
+        chunks = f" of {one.virtual_stages} chunks a stage" if one.virtual_stages > 1 else ""
+        parts.append(f"{one.schedule}{chunks} over {getattr(job.workload, 'grad_accum', 1):,} micro-batches")
     return ", ".join(parts)
 
 

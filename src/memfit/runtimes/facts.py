@@ -72,6 +72,10 @@ class Runtime(NamedTuple):
     """Whose sharding it brings: fsdp2 | fsdp1 | deepspeed | megatron; empty: torch's for --fsdp, DeepSpeed's for --zero."""
     sequence_parallel: bool = False
     """Whether tensor parallelism brings sequence parallelism with it."""
+    pipeline: str = "torch"
+    """How it runs pipeline stages: see memfit/runtimes/pipelines.py."""
+    context_parallel: str = "allgather"
+    """How attention gets the keys of others under --cp: see memfit/kernels/ring.py."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""
     looked_at: tuple[int, ...] = ()

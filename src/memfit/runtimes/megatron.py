@@ -17,6 +17,8 @@ MEGATRON = Runtime(
     sharding="megatron",
     methods=("train", "full"),
     gradient_buffer=True,
+    pipeline="megatron",
+    context_parallel="p2p",
     batch_tensors=((TOKEN, 8 + 4), (PAIR, 1)),
     only=(
         ("checkpointing", ("none", "full", "first", "group", "selective:core_attn")),
