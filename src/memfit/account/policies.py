@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memfit.account import finetuning, overheads
 from memfit.account.checkpoints import find_checkpointing
 from memfit.account.evaluation import EvaluationPolicy
@@ -14,6 +16,7 @@ from memfit.account.training import TrainingPolicy
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
+from memfit.runtimes import Runtime
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
 
 
@@ -96,6 +99,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         device_capability=_capability(job),
         fused_mixers=workload.mixer_kernels == "fused",
         cache=runtime.cache_format if _caches(job, workload) else "",
+        **_split(job, runtime),
     )
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
@@ -111,6 +115,14 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         sharding=_sharding(job),
     )
     return kernels, policy
+
+
+def _split(job: Job, runtime: Runtime) -> dict[str, Any]:
+    """What the runtime does where devices share the layers; nothing where they do not, so that profiles are shared."""
+    one = layout_of(job)
+    if one.tp == 1:
+        return {}
+    return {"collectives": runtime.collectives, "regathers": runtime.regathers, "split_logits": runtime.split_logits}
 
 
 def _sharding(job: Job) -> Sharding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions, linear
+from memfit.kernels.collectives import exchange
 from memfit.kernels.context import Context
 from memfit.kernels.modules import ACTIVATIONS, weight_grads
 from memfit.kernels.tape import Tape, Tensor
@@ -127,6 +128,13 @@ def _clamped_glu(tape: Tape, op: Op, gate_up: Tensor) -> Tensor:
     return out
 
 
+def _sorted_again(context: Context, x: Tensor) -> Tensor:
+    """What an all-to-all brought lies by device: its rows are copied into the order of the local experts, and back."""
+    index = context.tape.tensor(x.axis, max(1, x.width // max(1, x.width)), "int64")
+    context.tape.record((), (index,))
+    return _gather(context.tape, x, x.width, index)
+
+
 def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     """Keeps the permuted input and the down product (k h each), gate and up, act(gate), its product with up (4 k f), scores."""
     tape = context.tape
@@ -136,6 +144,8 @@ def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     tape.record((), (sorted_ids, permutation))
     tape.record((), (tokens,))
     permuted = _gather(tape, x, top_k * hidden, tokens)
+    if op.attributes.get("ep"):
+        permuted = _sorted_again(context, exchange(context, permuted))
     weights = _gather(tape, scores, top_k, permutation)
     offsets = tape.tensor(ONCE, up_weight.shape[0], "int32")
     tape.record((), (offsets,))
@@ -147,6 +157,8 @@ def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     down = _grouped(context, down_weight, inner, top_k * hidden, offsets)
     if biases:
         down = _add_bias(context, biases[1], down, sorted_ids)
+    if op.attributes.get("ep"):
+        down = exchange(context, _sorted_again(context, down))
     weighted = functions.multiply(tape, down, weights)
     tape.record((), (inverse,))
     restored = _gather(tape, weighted, top_k * hidden, inverse)

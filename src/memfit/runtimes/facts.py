@@ -48,6 +48,16 @@ class Runtime(NamedTuple):
     """Whose sharding it brings: fsdp2 | fsdp1 | deepspeed | megatron; empty: torch's for --fsdp, DeepSpeed's for --zero."""
     sequence_parallel: bool = False
     """Whether tensor parallelism brings sequence parallelism with it."""
+    collectives: str = "functional"
+    """functional | in-place: whether what devices of a tensor-parallel group exchange in training becomes new tensors."""
+    regathers: bool = False
+    """With sequence parallelism, products keep this device's tokens and gather the others once more in backward."""
+    split_logits: bool = False
+    """The loss works on each device's part of the vocabulary; otherwise logits are gathered."""
+    vocabulary_multiple: int = 1
+    """Rows of embedding and head on each device of a tensor-parallel group are a multiple of it."""
+    whole_embedding: bool = False
+    """Tensor parallelism leaves the embedding on every device, unless the head shares it."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""
     looked_at: tuple[int, ...] = ()
