@@ -16,8 +16,8 @@ from memfit.account.training import TrainingPolicy
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
-from memfit.runtimes import Runtime
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
+from memfit.runtimes import Runtime
 
 
 def optimizer_of(job: Job, workload: Training) -> Optimizer:

@@ -80,7 +80,7 @@ def own_part(context: Context, op: Op, x: Tensor) -> list[Tensor]:
 
 
 def exchange(context: Context, x: Tensor) -> Tensor:
-    """An all-to-all, then the rows in the order of the local experts: a new tensor each, and an index that is kept."""
+    """An all-to-all of balanced parts: as many rows arrive as leave, in a new tensor; so do their gradients."""
     tape = context.tape
     moved = tape.tensor(x.axis, x.width, x.dtype)
     tape.record((x,), (moved,))

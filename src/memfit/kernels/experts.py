@@ -128,9 +128,9 @@ def _clamped_glu(tape: Tape, op: Op, gate_up: Tensor) -> Tensor:
     return out
 
 
-def _sorted_again(context: Context, x: Tensor) -> Tensor:
+def _sorted_again(context: Context, x: Tensor, rows: int) -> Tensor:
     """What an all-to-all brought lies by device: its rows are copied into the order of the local experts, and back."""
-    index = context.tape.tensor(x.axis, max(1, x.width // max(1, x.width)), "int64")
+    index = context.tape.tensor(x.axis, rows, "int64")
     context.tape.record((), (index,))
     return _gather(context.tape, x, x.width, index)
 
@@ -145,7 +145,7 @@ def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     tape.record((), (tokens,))
     permuted = _gather(tape, x, top_k * hidden, tokens)
     if op.attributes.get("ep"):
-        permuted = _sorted_again(context, exchange(context, permuted))
+        permuted = _sorted_again(context, exchange(context, permuted), top_k)
     weights = _gather(tape, scores, top_k, permutation)
     offsets = tape.tensor(ONCE, up_weight.shape[0], "int32")
     tape.record((), (offsets,))
@@ -158,7 +158,7 @@ def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     if biases:
         down = _add_bias(context, biases[1], down, sorted_ids)
     if op.attributes.get("ep"):
-        down = exchange(context, _sorted_again(context, down))
+        down = exchange(context, _sorted_again(context, down, top_k))
     weighted = functions.multiply(tape, down, weights)
     tape.record((), (inverse,))
     restored = _gather(tape, weighted, top_k * hidden, inverse)

@@ -69,7 +69,7 @@ _READ: dict[str, Callable[[Op, dict[int, Pieces]], list[Pieces]]] = {
     **dict.fromkeys(ATTENTION, _of_attention),
     **dict.fromkeys(("rotary",), _each),
     **dict.fromkeys(
-        ("pair_rotary", "half_rotary", "complex_rotary", "interleaved_rotary", "clamp", "scale", "dropout", "multiply", "add"), _same
+        ("pair_rotary", "half_rotary", "complex_rotary", "interleaved_rotary", "clamp", "scale", "multiply", "add"), _same
     ),
     **dict.fromkeys(("rms_norm", "layer_norm_fp32", "head_layer_norm", "separate_head_norms"), _of_heads),
     "join": _joined,

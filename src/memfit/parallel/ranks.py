@@ -33,7 +33,9 @@ def rank_models(
     virtual_stages: int = 1,
     micro_batches: int | None = None,
 ) -> tuple[RankModel, ...]:
-    """The distinct ranks, in order of their stages. `habits`: how the runtime splits tensors; `micro_batches`: those of a step, `None` for as many as fill the pipeline.
+    """The distinct ranks, in order of their stages. `habits`: how the runtime splits tensors.
+
+    `micro_batches`: those of a step, `None` for as many as fill the pipeline.
 
     Raises:
         UsageError: a degree that the model does not allow, with the nearest ones that it does.

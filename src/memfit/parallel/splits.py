@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from memfit.model import Op, Parameter, Value
+from memfit.model import Op, Parameter
 from memfit.parallel.pieces import ATTENTION, share
 
 if TYPE_CHECKING:
@@ -194,8 +194,9 @@ def zero_bias(walk: Walk, op: Op) -> None:
 SPLITS: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            "activation", "scale", "softcap", "dropout", "clamp", "bloom_gelu", "weight_format", "clamp_fp16", "to_fp32", "multiply",
-            "add", "in_place_add", "output_gate", "mask_padding", "join", "drop_path", "layer_scale", "add_in_place", "jitter",
+            "activation", "scale", "softcap", "dropout", "clamp", "bloom_gelu", "weight_format", "clamp_fp16", "to_fp32",
+            "multiply", "add", "in_place_add", "output_gate", "mask_padding", "join", "drop_path", "layer_scale",
+            "add_in_place", "jitter",
         ),
         element_wise,
     ),

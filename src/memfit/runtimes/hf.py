@@ -13,8 +13,8 @@ HF = Runtime(
     whole_embedding=True,
     since=(5,),
     source=(
-        "transformers 5.24 modelling code, eager kernels; torch.optim.AdamW takes foreach on CUDA by default; the tensor-parallel "
-        "plans of its configs leave the embedding out, those of its classes gather the head's outputs"
+        "transformers 5.24 modelling code, eager kernels; torch.optim.AdamW takes foreach on CUDA by default; "
+        "tensor-parallel plans leave the embedding out and gather the head's outputs"
     ),
 )
 
