@@ -9,7 +9,7 @@ only; evaluation multiplies each field by the count of its axis.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache, cache
+from functools import cache, lru_cache
 
 from memfit.account.estimate import COMPONENTS
 from memfit.model.description import AXES, KEY_TOKEN, ONCE, PAIR, POSITION, SEQUENCE, TOKEN

@@ -77,8 +77,7 @@ def _storage_forms(lowered: Lowered, saved: list[int]) -> list[Form]:
     tape = lowered.tape
     sizes = tape.sizes
     forms = [
-        num_bytes * (_ACTIVATIONS if times else _TEMPORARY)[axis]
-        for (axis, num_bytes), times in zip(sizes, saved, strict=True)
+        num_bytes * (_ACTIVATIONS if times else _TEMPORARY)[axis] for (axis, num_bytes), times in zip(sizes, saved, strict=True)
     ]
     for cast in tape.cached_casts.values():
         axis, num_bytes = sizes[cast.storage]

@@ -5,7 +5,7 @@ Each has a source, an interval and a flag that sets it by hand.
 
 from __future__ import annotations
 
-from functools import lru_cache, cache
+from functools import cache
 from typing import NamedTuple
 
 from memfit.devices import Device

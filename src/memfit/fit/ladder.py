@@ -166,9 +166,7 @@ def _cheapest_set(
     return _stripped(seen[high], job, estimate, levers, least), []
 
 
-def _stripped(
-    trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
-) -> Trial:
+def _stripped(trial: Trial, job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None) -> Trial:
     """The set without what it does not need, dearest first, and with the cheapest of each group that is enough.
 
     Its dearest lever is needed: without it, a cheaper set would have fitted.

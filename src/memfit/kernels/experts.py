@@ -140,28 +140,31 @@ def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     tape = context.tape
     up_weight, down_weight, *biases = op.parameters
     top_k, hidden, ffn = op.attributes["top_k"], x.width, op.attributes["ffn"]
+    parts = op.attributes.get("parts", 1)
+    rows_hidden, rows_ffn = -(-top_k * hidden // parts), -(-top_k * ffn // parts)
     sorted_ids, permutation, tokens, inverse = (tape.tensor(x.axis, top_k, "int64") for _ in range(4))
     tape.record((), (sorted_ids, permutation))
     tape.record((), (tokens,))
-    permuted = _gather(tape, x, top_k * hidden, tokens)
-    if op.attributes.get("ep"):
+    permuted = _gather(tape, x, rows_hidden, tokens)
+    spread = op.attributes.get("ep") and parts == 1
+    if spread:
         permuted = _sorted_again(context, exchange(context, permuted), top_k)
     weights = _gather(tape, scores, top_k, permutation)
     offsets = tape.tensor(ONCE, up_weight.shape[0], "int32")
     tape.record((), (offsets,))
 
-    gate_up = _grouped(context, up_weight, permuted, 2 * top_k * ffn, offsets)
+    gate_up = _grouped(context, up_weight, permuted, 2 * rows_ffn, offsets)
     if biases:
         gate_up = _add_bias(context, biases[0], gate_up, sorted_ids)
     inner = (_clamped_glu if op.attributes["clamped"] else _gated)(tape, op, gate_up)
-    down = _grouped(context, down_weight, inner, top_k * hidden, offsets)
+    down = _grouped(context, down_weight, inner, rows_hidden, offsets)
     if biases:
         down = _add_bias(context, biases[1], down, sorted_ids)
-    if op.attributes.get("ep"):
+    if spread:
         down = exchange(context, _sorted_again(context, down, top_k))
     weighted = functions.multiply(tape, down, weights)
     tape.record((), (inverse,))
-    restored = _gather(tape, weighted, top_k * hidden, inverse)
+    restored = _gather(tape, weighted, rows_hidden, inverse)
     total = tape.tensor(x.axis, hidden, restored.dtype)
     # backward: the sum's gradient is expanded, and the view of it is a copy
     tape.record((restored,), (total,))

@@ -47,7 +47,7 @@ def rank_models(
     if ep > 1:
         from memfit.parallel.experts import split_experts
 
-        model = split_experts(model, ep)
+        model = split_experts(model, ep, shared_tokens=habits.whole_experts and tp > 1)
     if pp > 1:
         from memfit.parallel.stages import stages
 

@@ -59,7 +59,8 @@ def linear(walk: Walk, op: Op) -> None:
     (x,) = op.inputs
     (out,) = op.outputs
     rows, *width = weight.shape
-    if weight.split == "column":
+    if weight.split == "column" and weight.role != "head":
+        walk.needs_columns(out, op.name)
         local = walk.local_width(out) * rows // out.width
         parameters = tuple([one._replace(shape=(local, *one.shape[1:])) for one in op.parameters])
         walk.emit(op, [walk.entering(x)], SPLIT, parameters=parameters)

@@ -125,6 +125,12 @@ class Walk:
         """The degree must divide this many units (or be a multiple of them, where they are then repeated)."""
         self.needed.append(Need(units, noun, repeated))
 
+    def needs_columns(self, value: Value, name: str) -> None:
+        """The degree must divide the columns of a value that are no heads."""
+        for columns, units in self.pieces.get(value.id) or ((value.width, value.width),):
+            if columns == units:
+                self.needs(columns, f"columns of {name}")
+
     # --- what rules say
 
     def fresh(self, like: Value, width: int) -> Value:
