@@ -59,8 +59,9 @@ from memfit.kernels import Adapter, KernelPolicy, lower
 from memfit.kernels import modules as kernel_modules
 from memfit.kernels.ring import Ring, scratch
 from memfit.kernels.tape import Tape
-from memfit.model import AXES, TOKEN
+from memfit.model import AXES, TOKEN, Model
 from memfit.parallel.stages import in_flight
+from memfit.parallel.tensor import split_tensors
 from memfit.precision import QUANTIZED, training_policy
 from memfit.runtimes import RUNTIMES
 from memfit.units import GiB, KiB, MiB
@@ -210,6 +211,20 @@ def chain(model: str, when: str, precision: str = "bf16-true", outputs: bool = T
     states: tuple[Form, ...] = (memory.kept,) if when == "kept" else getattr(memory, when)
     tokens = [sum(value for name, axis, value in parts(state) if name == "logits" and AXES[axis] == "token") for state in states]
     return max(tokens) // memfit.load_model(model).vocab_size
+
+
+def on_one_of(degree: int, model: str, sequence: bool = False) -> Model:
+    """A model as one of so many tensor-parallel devices holds it."""
+    return split_tensors(memfit.load_model(model), degree, sequence=sequence)
+
+
+def kept_on_one_of(degree: int, model: str, sequence: bool = False, **policy: Any) -> int:
+    """Bytes that a layer on one of them keeps for backward, for each token."""
+    (block,) = on_one_of(degree, model, sequence).segments[1].blocks
+    rules = KernelPolicy(precision=training_policy("bf16-true", None), collectives="functional", **policy)
+    lowered = lower(block, rules, input_requires_grad=True, input_dtype="bf16")
+    memory = measure(lowered, accumulation=Accumulation(), outputs_kept=False, is_last=False)
+    return sum(value for _, at, value in parts(memory.kept) if AXES[at] == "token")
 
 
 ADAPTER = {"train_all": False, "adapter": Adapter(16, "fp32", 0.0), "adapter_targets": ("all-linear",)}

@@ -127,6 +127,28 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
     return filled
 
 
+def layout_warnings(job: Job) -> list[tuple[str, str]]:
+    """What the degrees of a resolved job allow but should be looked at: (code, text)."""
+    one, found = layout_of(job), []
+    per_node = job.cluster.devices_per_node if job.cluster else None
+    if per_node is not None and one.tp > per_node:
+        text = f"--tp {one.tp} spans machines of {per_node} devices: every layer waits for the network between them"
+        found.append(("tensor-parallel-across-machines", text))
+    if one.sp and isinstance(job.workload, Training) and job.workload.seq:
+        from memfit.parallel.legality import sequence_reason
+
+        reason = sequence_reason(job.workload.seq, one.tp)
+        if reason:
+            found.append(("uneven-sequence", f"{reason}; Megatron refuses it, DTensor gives the first devices more"))
+    if one.ep > 1:
+        text = (
+            f"experts get equal shares of the tokens in this count; early in training, or without a balancing loss, a device of "
+            f"--ep {one.ep} has been seen to get 2 to 3 times its share, and its routed activations grow with it"
+        )
+        found.append(("balanced-experts", text))
+    return found
+
+
 def _all_open(given: Parallelism) -> bool:
     return all(getattr(given, name) is None for name in (*DEGREES, "ep", "zero")) and not given.fsdp
 

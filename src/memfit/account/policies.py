@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memfit.account import finetuning, overheads
 from memfit.account.checkpoints import find_checkpointing
 from memfit.account.evaluation import EvaluationPolicy
@@ -16,6 +18,7 @@ from memfit.kernels import KernelPolicy
 from memfit.kernels.ring import Ring
 from memfit.kernels.sets import KERNEL_SETS, KernelSet
 from memfit.precision import QUANTIZED, PrecisionPolicy, training_policy
+from memfit.runtimes import Runtime
 from memfit.runtimes.pipelines import PIPELINES
 
 
@@ -118,6 +121,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         fused_mixers=workload.mixer_kernels == "fused",
         cache=runtime.cache_format if _caches(job, workload) else "",
         ring=_ring(job),
+        **_split(job, runtime),
     )
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
@@ -142,6 +146,14 @@ def _ring(job: Job) -> Ring | None:
     """Context parallelism, as the runtime's attention does it."""
     degree = job.parallelism.cp or 1
     return Ring(runtime_of(job).context_parallel, degree) if degree > 1 else None
+
+
+def _split(job: Job, runtime: Runtime) -> dict[str, Any]:
+    """What the runtime does where devices share the layers; nothing where they do not, so that profiles are shared."""
+    one = layout_of(job)
+    if one.tp == 1:
+        return {}
+    return {"collectives": runtime.collectives, "regathers": runtime.regathers, "split_logits": runtime.split_logits}
 
 
 def _sharding(job: Job) -> Sharding:

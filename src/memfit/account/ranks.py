@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memfit.account.layout import layout_of
+from memfit.account.layout import Layout, layout_of
 from memfit.job import Inference, Job, Training
 from memfit.parallel import ALONE, InFlight, rank_models
+from memfit.parallel.habits import Habits
+from memfit.runtimes import DEFAULT_RUNTIME, find_runtime
 
 
 class RankJob(NamedTuple):
@@ -37,6 +39,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         sp=layout.sp,
         pp=layout.pp,
         ep=layout.ep,
+        habits=_habits(job, layout),
         schedule="inference" if isinstance(workload, Inference) else layout.schedule,
         virtual_stages=layout.virtual_stages,
         micro_batches=micro_batches,
@@ -44,6 +47,16 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
     )
     per_stage = devices // layout.pp
     return tuple([RankJob(one.name, one.stages * per_stage, job.replace(model=one.model), one.in_flight) for one in found])
+
+
+def _habits(job: Job, layout: Layout) -> Habits:
+    """How the runtime splits tensors. Engines spread whole experts over the devices that share the other layers."""
+    runtime = find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
+    return Habits(
+        vocabulary_multiple=runtime.vocabulary_multiple,
+        whole_embedding=runtime.whole_embedding,
+        whole_experts=isinstance(job.workload, Inference) and layout.ep > 1,
+    )
 
 
 def check_layout(job: Job) -> None:

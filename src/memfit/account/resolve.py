@@ -7,7 +7,7 @@ from typing import NamedTuple
 from memfit.account import finetuning, lengths, overheads
 from memfit.account.choices import Choices, resolve_checkpointing, resolve_step
 from memfit.account.context import check_context
-from memfit.account.layout import layout_of, resolve_parallelism
+from memfit.account.layout import layout_of, layout_warnings, resolve_parallelism
 from memfit.account.pipelines import resolve_micro_batches
 from memfit.account.ranks import check_layout, groups_of
 from memfit.account.refusals import as_meant, check_runtime
@@ -86,6 +86,7 @@ def resolve(job: Job) -> Resolved:
     _warn_of_release(job, choices)
     filled = job.replace(workload=resolved, parallelism=parallelism)
     check_layout(filled)
+    choices.warnings += layout_warnings(filled)
     _warn_of_size(job, choices)
     _assume_overheads(filled, choices)
     _warn_of_devices(job, choices)

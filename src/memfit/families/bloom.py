@@ -78,7 +78,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         head_dim=hidden // heads,
         vocab_size=vocab,
         max_positions=None,
-        shared=(SharedTensor(KEY_TOKEN, heads),),  # the slopes times the positions, in the hidden states' format
+        shared=(SharedTensor(KEY_TOKEN, heads, per_head=True),),  # the slopes times the positions, in the hidden states' format
         loss=loss,
         attention_kernels=("eager",),
     )

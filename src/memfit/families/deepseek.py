@@ -53,10 +53,10 @@ def _attention(b: BlockBuilder, x: Value, shape: Latent) -> Value:
     if shape.q_rank is None:
         q = b.linear(name + "q_proj", x, q_width)
     else:
-        narrow = b.linear(name + "q_a_proj", x, shape.q_rank, bias=shape.bias)
+        narrow = b.linear(name + "q_a_proj", x, shape.q_rank, bias=shape.bias, split="none")
         q = b.linear(name + "q_b_proj", b.rms_norm(name + "q_a_layernorm", narrow), q_width)
     q_pass, q_rotary = b.split(q, heads * shape.nope, heads * shape.rotary)
-    compressed = b.linear(name + "kv_a_proj_with_mqa", x, shape.kv_rank + shape.rotary, bias=shape.bias)
+    compressed = b.linear(name + "kv_a_proj_with_mqa", x, shape.kv_rank + shape.rotary, bias=shape.bias, split="none")
     narrow, k_rotary = b.split(compressed, shape.kv_rank, shape.rotary)
     narrow = b.rms_norm(name + "kv_a_layernorm", narrow)
     if shape.rotation == "pairs":

@@ -134,9 +134,11 @@ def build(config: ConfigView, architecture: str) -> Description:
     )
     bias = (
         SharedTensor(POSITION, 2 * (hidden // heads)),  # rotary tables that no layer reads
-        SharedTensor(KEY_TOKEN, heads),
-        SharedTensor(PAIR, heads, saved=not shape.multi_query, kernels=("sdpa",)),  # the math path does not keep it
-        SharedTensor(PAIR, heads, kernels=("eager",)),
+        SharedTensor(KEY_TOKEN, heads, per_head=True),
+        SharedTensor(
+            PAIR, heads, saved=not shape.multi_query, kernels=("sdpa",), per_head=True
+        ),  # the math path does not keep it
+        SharedTensor(PAIR, heads, kernels=("eager",), per_head=True),
     )
     return Description(
         segments=(embedding, Segment((_layer(shape),), num_layers), head),

@@ -77,7 +77,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         max_positions=positions,
         mask="own",
         # the mask as booleans, which every layer's masked_fill keeps, and the bias for the longest sequence
-        shared=(SharedTensor(PAIR, 1, "bool", saved=True), SharedTensor(ONCE, heads * positions, "fp32")),
+        shared=(SharedTensor(PAIR, 1, "bool", saved=True), SharedTensor(ONCE, heads * positions, "fp32", per_head=True)),
         loss=loss,
         attention_kernels=("eager",),
     )

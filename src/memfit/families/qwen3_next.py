@@ -147,7 +147,7 @@ def build(config: ConfigView, architecture: str) -> Description:
         else:
             common = gated_mlp(b, normed, shared, activation, name="mlp.shared_expert")
             routed = sparse_mlp(b, normed, experts)
-            gate = b.linear("mlp.shared_expert_gate", normed, 1)
+            gate = b.linear("mlp.shared_expert_gate", normed, 1, split="none")
             down = b.add(routed, expert_gate(b, common, gate))
             b.until_here(routed, common)
         b.until_here(normed)

@@ -123,6 +123,12 @@ class KernelPolicy(NamedTuple):
     """Inference: the cache holds earlier tokens."""
     ring: Ring | None = None
     """Context parallelism: the devices that share each sequence."""
+    collectives: str = ""
+    """Tensor parallelism: functional (results are new tensors, as DTensor makes them) | in-place; empty without it."""
+    regathers: bool = False
+    """Products by columns keep their part of the tokens, and gather the others once more for the weights' gradient."""
+    split_logits: bool = False
+    """The loss works on each device's part of the vocabulary; otherwise logits are gathered."""
     causal_mask: bool = False
     """Fewer queries than keys, so that causality needs a mask: of a later chunk of a prompt, or behind virtual tokens."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memfit.kernels import functions, linear
+from memfit.kernels.collectives import exchange
 from memfit.kernels.context import Context
 from memfit.kernels.modules import ACTIVATIONS, weight_grads
 from memfit.kernels.tape import Tape, Tensor
@@ -127,29 +128,43 @@ def _clamped_glu(tape: Tape, op: Op, gate_up: Tensor) -> Tensor:
     return out
 
 
+def _sorted_again(context: Context, x: Tensor, rows: int) -> Tensor:
+    """What an all-to-all brought lies by device: its rows are copied into the order of the local experts, and back."""
+    index = context.tape.tensor(x.axis, rows, "int64")
+    context.tape.record((), (index,))
+    return _gather(context.tape, x, x.width, index)
+
+
 def experts(context: Context, op: Op, x: Tensor, scores: Tensor) -> Tensor:
     """Keeps the permuted input and the down product (k h each), gate and up, act(gate), its product with up (4 k f), scores."""
     tape = context.tape
     up_weight, down_weight, *biases = op.parameters
     top_k, hidden, ffn = op.attributes["top_k"], x.width, op.attributes["ffn"]
+    parts = op.attributes.get("parts", 1)
+    rows_hidden, rows_ffn = -(-top_k * hidden // parts), -(-top_k * ffn // parts)
     sorted_ids, permutation, tokens, inverse = (tape.tensor(x.axis, top_k, "int64") for _ in range(4))
     tape.record((), (sorted_ids, permutation))
     tape.record((), (tokens,))
-    permuted = _gather(tape, x, top_k * hidden, tokens)
+    permuted = _gather(tape, x, rows_hidden, tokens)
+    spread = op.attributes.get("ep") and parts == 1
+    if spread:
+        permuted = _sorted_again(context, exchange(context, permuted), top_k)
     weights = _gather(tape, scores, top_k, permutation)
     offsets = tape.tensor(ONCE, up_weight.shape[0], "int32")
     tape.record((), (offsets,))
 
-    gate_up = _grouped(context, up_weight, permuted, 2 * top_k * ffn, offsets)
+    gate_up = _grouped(context, up_weight, permuted, 2 * rows_ffn, offsets)
     if biases:
         gate_up = _add_bias(context, biases[0], gate_up, sorted_ids)
     inner = (_clamped_glu if op.attributes["clamped"] else _gated)(tape, op, gate_up)
-    down = _grouped(context, down_weight, inner, top_k * hidden, offsets)
+    down = _grouped(context, down_weight, inner, rows_hidden, offsets)
     if biases:
         down = _add_bias(context, biases[1], down, sorted_ids)
+    if spread:
+        down = exchange(context, _sorted_again(context, down, top_k))
     weighted = functions.multiply(tape, down, weights)
     tape.record((), (inverse,))
-    restored = _gather(tape, weighted, top_k * hidden, inverse)
+    restored = _gather(tape, weighted, rows_hidden, inverse)
     total = tape.tensor(x.axis, hidden, restored.dtype)
     # backward: the sum's gradient is expanded, and the view of it is a copy
     tape.record((restored,), (total,))

@@ -46,7 +46,8 @@ def _dense(context: Context, parameter: Parameter, bias: Parameter | None, x: Te
         copy = tape.weight_cast(parameter, policy.weight, trained)
         dtype = policy.compute
     out = tape.tensor(x.axis, adapters.columns(parameter, x), dtype)
-    saved = ([x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
+    part = tape.regathered.get(x.storage)
+    saved = ([part or x] if trained else []) + ([copy] if copy is not None and x.requires_grad else [])
     count = prod(parameter.shape)
     weight_grads: Gradients = ()
     if trained:
@@ -55,7 +56,8 @@ def _dense(context: Context, parameter: Parameter, bias: Parameter | None, x: Te
         weight_grads = ((num_bytes, copy_bytes, context.gradient_name(parameter)),)
     weight_grads += _bias_gradient(context, bias)
     inputs = (x,) if copy is None else (x, copy)
-    tape.record(inputs, (out,), saved=saved, weight_grads=weight_grads, view_gradient=True)
+    again = (x.size,) if part is not None and trained else ()
+    tape.record(inputs, (out,), saved=saved, weight_grads=weight_grads, backward_scratch=again, view_gradient=True)
     tape.name("mm" if bias is None else "addmm")
     if copy is not None:
         copy.requires_grad = False

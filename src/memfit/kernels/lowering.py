@@ -89,6 +89,10 @@ _LIBRARIES: dict[str, str] = {
     "mamba2_mixer": "mamba2",
     "receive": "stages",
     **dict.fromkeys(("gated_delta", "output_gate"), "delta"),
+    **dict.fromkeys(
+        ("enter_split", "all_reduce", "reduce_scatter", "gather_tokens", "gather_columns", "gather_logits", "own_part"),
+        "collectives",
+    ),
     **dict.fromkeys(("rms_norm_fp32", "layer_norm_fp32", "head_layer_norm", "separate_head_norms", "slice"), "norms"),
 }
 """Operations of whole areas (convolutions, experts, state spaces): kind -> module of this package, whose `KERNELS` are loaded on
@@ -158,6 +162,8 @@ def lower(
                 logits = inputs[0]
                 plain = op.attributes["function"] == "cross-entropy" and not policy.evaluating
                 kernel = replaced.get(f"{policy.loss} loss") if plain else None
+                if kernel is None and plain and policy.split_logits:
+                    from memfit.kernels.collectives import split_cross_entropy as kernel
                 results = list(kernel(context, op, logits)) if kernel else [losses.loss(context, op, logits)]
         elif fused:
             between += [op] if kind in {"scale", "softcap"} else []

@@ -104,6 +104,8 @@ class Tape:
         """Storages that are held with others: a name of the same function."""
         self.cached: set[int] = set()
         """Storages of the KV cache: they outlive the block."""
+        self.regathered: dict[int, Tensor] = {}
+        """Storages that a product keeps as the part they were gathered from, and gathers once more in backward."""
         self.first_logits: int | None = None
         """The storage of the head's output: it and all later ones of the block are counted as logits."""
 

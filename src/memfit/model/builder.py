@@ -80,12 +80,14 @@ class BlockBuilder:
         """These values were arguments or local names of a module whose call ends here, so none of them was freed before."""
         self._holds += [(value.id, len(self._ops) - 1) for value in values]
 
-    def embedding(self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch", tied_to: str = "") -> Value:
+    def embedding(
+        self, name: str, rows: int, width: int, *, axis: int = TOKEN, ids: str = "batch", tied_to: str = "", split: str = "vocab"
+    ) -> Value:
         """Table look-up: rows x width parameters.
 
         `ids`: the batch's; `positions`, made for one sequence; `made` for every row of the result; or a buffer's.
         """
-        weight = Parameter(name + ".weight", (rows, width), "embedding", "vocab", tied_to)
+        weight = Parameter(name + ".weight", (rows, width), "embedding", split, tied_to)
         return self.op("embedding", name, (self.input,), width, (weight,), axis, ids=ids)
 
     def linear(

@@ -68,7 +68,8 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     role: str
     split: str = "none"
-    """How tensor parallelism splits it: column (outputs), row (inputs), vocab, or none (replicated)."""
+    """How tensor parallelism splits it: column (outputs), row (inputs), vocab (rows of a table), heads (its columns), expert, or
+    none (replicated)."""
     tied_to: str = ""
     """The name of the parameter whose tensor this is (a head that shares the embedding): counted there."""
     dtype: str = ""
@@ -179,6 +180,8 @@ class SharedTensor(NamedTuple):
     """Attention keeps it for backward, which it does not need where it casts it."""
     kernels: tuple[str, ...] = ("flash", "sdpa", "eager")
     """The attention implementations under which it is made."""
+    per_head: bool = False
+    """Its width is a number for each head, of which tensor parallelism has a share."""
 
 
 class Model(Record):

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.model import Model
+from memfit.parallel.habits import USUAL, Habits
 
 
 class InFlight(NamedTuple):
@@ -44,13 +45,16 @@ def rank_models(
     sp: bool = False,
     pp: int = 1,
     ep: int = 1,
+    habits: Habits = USUAL,
     schedule: str = "1f1b",
     virtual_stages: int = 1,
     micro_batches: int | None = None,
     split: str = "weighted",
 ) -> tuple[RankModel, ...]:
-    """The distinct ranks, in order of their stages. `micro_batches`: those of a step, `None` for as many as fill the pipeline;
-    `split`: how the layers are given to stages (`stages.layers_of_stages`).
+    """The distinct ranks, in order of their stages.
+
+    `habits`: how the runtime splits tensors; `split`: how the layers are given to stages (`stages.layers_of_stages`);
+    `micro_batches`: those of a step, `None` for as many as fill the pipeline.
 
     Raises:
         UsageError: a degree that the model does not allow, with the nearest ones that it does.
@@ -58,11 +62,11 @@ def rank_models(
     if tp > 1:
         from memfit.parallel.tensor import split_tensors
 
-        model = split_tensors(model, tp, sequence=sp)
+        model = split_tensors(model, tp, sequence=sp, habits=habits)
     if ep > 1:
         from memfit.parallel.experts import split_experts
 
-        model = split_experts(model, ep)
+        model = split_experts(model, ep, shared_tokens=habits.whole_experts and tp > 1)
     if pp > 1:
         from memfit.parallel.stages import stages
 

@@ -76,6 +76,16 @@ class Runtime(NamedTuple):
     """How it runs pipeline stages: see memfit/runtimes/pipelines.py."""
     context_parallel: str = "allgather"
     """How attention gets the keys of others under --cp: see memfit/kernels/ring.py."""
+    collectives: str = "functional"
+    """functional | in-place: whether what devices of a tensor-parallel group exchange in training becomes new tensors."""
+    regathers: bool = False
+    """With sequence parallelism, products keep this device's tokens and gather the others once more in backward."""
+    split_logits: bool = False
+    """The loss works on each device's part of the vocabulary; otherwise logits are gathered."""
+    vocabulary_multiple: int = 1
+    """Rows of embedding and head on each device of a tensor-parallel group are a multiple of it."""
+    whole_embedding: bool = False
+    """Tensor parallelism leaves the embedding on every device, unless the head shares it."""
     since: tuple[int, ...] = (0,)
     """The first release that behaves like this."""
     looked_at: tuple[int, ...] = ()

@@ -10,8 +10,12 @@ HF = Runtime(
     description="transformers models in a raw loop: out = model(**batch); out.loss.backward(); optimizer.step()",
     outputs="kept",
     adamw="adamw-foreach",
+    whole_embedding=True,
     since=(5,),
-    source="transformers 5.24 modelling code, eager kernels; torch.optim.AdamW takes foreach on CUDA by default",
+    source=(
+        "transformers 5.24 modelling code, eager kernels; torch.optim.AdamW takes foreach on CUDA by default; "
+        "tensor-parallel plans leave the embedding out and gather the head's outputs"
+    ),
 )
 
 HF_4 = HF._replace(
@@ -38,6 +42,7 @@ HF_TRAINER = Runtime(
     adamw="adamw-fused",
     full_embedding_states=True,
     trainer=True,
+    whole_embedding=True,
     since=(5,),
     source=(
         "transformers 5.24 trainer.py drops the outputs before backward and registers 32-bit states of embeddings for "
@@ -79,6 +84,7 @@ HF_TRAINER_4_46 = HF_TRAINER_4_49._replace(version="4.48", shifted_logits=True, 
 TORCH = HF._replace(
     name="torch",
     version="2.13",
+    whole_embedding=False,
     since=(2,),
     looked_at=(2, 13),
     description="a raw PyTorch loop over the same modules",

@@ -18,7 +18,7 @@ def plain_layer_norm(b: BlockBuilder, name: str, x: Value) -> Value:
 
 def position_bias(b: BlockBuilder, name: str, buckets: int, heads: int, axis: int) -> Value:
     """A learned number for every head and bucket of distances, looked up for every pair of positions."""
-    return b.embedding(name, buckets, heads, axis=axis, ids="made")
+    return b.embedding(name, buckets, heads, axis=axis, ids="made", split="heads")
 
 
 def zero_bias(b: BlockBuilder, q: Value, heads: int, axis: int, *, leaf: bool) -> Value:
