@@ -84,7 +84,6 @@ def split_weight_bytes(tensors: tuple[Tensors, ...], kernels: KernelPolicy, shar
 @lru_cache(maxsize=256)
 def held(model: Model, kernels: KernelPolicy, sharding: Sharding, optimizer: Optimizer) -> Held:
     """What one device holds. `kernels`: as operations compute; stored formats are the sharding's."""
-    rules = sharding.rules
     stored = kernels._replace(precision=kernels.precision._replace(weight=sharding.stored))
     trained, added = trained_tensors(model, stored), added_tensors(model, stored) if not kernels.train_all else []
     tensors = tensors_of(model)

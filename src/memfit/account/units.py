@@ -13,8 +13,8 @@ from typing import NamedTuple
 from memfit.account.blocks import Run
 from memfit.account.crossing import BlockMemory
 from memfit.account.forms import GRADIENTS, TEMPORARY, ZERO, Form, form, per_axis
-from memfit.account.shards import divisor, share
 from memfit.account.sharding import Sharding
+from memfit.account.shards import divisor, share
 from memfit.account.states import Tensors, adapters, weight_bytes
 from memfit.kernels import KernelPolicy
 from memfit.model import ONCE, Block
@@ -136,10 +136,11 @@ def _ran(memory: BlockMemory, forward: Form) -> BlockMemory:
 
 def _met(memory: BlockMemory, bare: BlockMemory, backward: Form, gradients: Form, after: tuple[Form, ...]) -> BlockMemory:
     """A block as backward meets it: run forward again, if it is, and backward; `after`: states when its gradients are reduced."""
+    base = memory.input + memory.outputs
     return memory._replace(
         forward=_more(memory.forward, backward),
         recomputed=_more(bare.recomputed, backward),
-        backward=(*_more(memory.backward, backward), *[memory.input + memory.outputs + one for one in after]) if memory.backward else (),
+        backward=(*_more(memory.backward, backward), *[base + one for one in after]) if memory.backward else (),
         gradients=gradients,
     )
 
@@ -333,7 +334,7 @@ class _Fsdp:
         # autograd splits a flat tensor: the gradients of its parts are joined before the whole is reduced
         joined = _temporary(unit.made + unit.gathered) + form(GRADIENTS, ONCE, unit.made) + other
         cast = unit.reduced if unit.reduced != unit.made else 0
-        return joined, form(GRADIENTS, ONCE, unit.made) + _temporary(cast + unit.output) + form(GRADIENTS, ONCE, unit.part) + other
+        return joined, form(GRADIENTS, ONCE, unit.made + unit.part) + _temporary(cast + unit.output) + other
 
 
 class _DeepSpeed:
