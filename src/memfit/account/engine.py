@@ -17,14 +17,22 @@ from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, comp
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
 from memfit.account.remember import of_model
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
+from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.states import state_bytes, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_least, compile_training, ema_bytes, trained_elements
+from memfit.account.training import (
+    TrainingPolicy,
+    compile_least,
+    compile_training,
+    ema_bytes,
+    sharded_bytes,
+    trained_elements,
+)
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 
-STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
+STATIC_COMPONENTS = ("weights", "master_weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
 """What is taken once and never given back: the allocator does not fragment around it."""
 
 
@@ -38,6 +46,9 @@ class Compiled(NamedTuple):
     workspace: Overhead
     host_bytes: int
     optimizer: Optimizer | None = None
+    sharding: Sharding = UNSHARDED
+    held_gradients: int = 0
+    """One device's part of the gradients, where they are sharded."""
 
     @property
     def widths(self) -> tuple[int, int] | None:
@@ -103,11 +114,15 @@ def _compile_training(
     keys = seq + finetuning.virtual_keys(workload)
     numbers = Numbers(workload.batch, seq, keys, target, target, chunks=chunks_of(job.model, seq))
     ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
-    host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
+    sharding, gradients = policy.sharding, 0
+    if sharding.scheme:
+        host, gradients = sharded_bytes(job.model, kernels, policy)
+    else:
+        host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = profile_of(job.model, kernels, policy)
-    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer)
+    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer, sharding, gradients)
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:

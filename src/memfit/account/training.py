@@ -428,9 +428,10 @@ def _sharded_base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -
     return _Base(weights, statics, standing, passing, form(TEMPORARY, ONCE, own.scratch), own.states, totals.parameters)
 
 
-def offloaded_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> int:
-    """What a sharded job keeps in host memory, of this process."""
-    return held(model, _stored(kernels), policy.sharding, policy.optimizer).host if policy.sharding.scheme else 0
+def sharded_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> tuple[int, int]:
+    """What a sharded job keeps in host memory, of this process, and one device's part of the gradients."""
+    own = held(model, _stored(kernels), policy.sharding, policy.optimizer)
+    return own.host, own.gradients
 
 
 def _optimizer_step(update: Form) -> Moment:
