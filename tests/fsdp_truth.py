@@ -1,4 +1,4 @@
-"""Measures a step under `fully_shard` with PyTorch's own FSDPMemTracker: a tiny Llama on the CPU, a process group that moves nothing.
+"""Measures a step under `fully_shard` with PyTorch's FSDPMemTracker: a tiny Llama on the CPU, a process group that moves nothing.
 
 The tracker counts every storage, resized ones included, so gathered weights and reduce buffers are in its total. Collectives of
 the fake group return at once; what they would have moved does not matter here.
@@ -58,9 +58,21 @@ def model_of(config: dict[str, Any], *, weights: torch.dtype, checkpointing: boo
     return model
 
 
-def step(config: dict[str, Any], batch: int, seq: int, shards: int, *, replicas: int = 1, mixed: bool = True, reshard: bool = True,
-         checkpointing: bool = False, optimizer: str = "sgd", frozen: tuple[str, ...] = (), micro_batches: int = 1) -> Step:  # fmt: skip
-    """The second step of a raw loop over `fully_shard`ed layers and their root. `frozen`: parts of names of what is not trained."""
+def step(
+    config: dict[str, Any],
+    batch: int,
+    seq: int,
+    shards: int,
+    *,
+    replicas: int = 1,
+    mixed: bool = True,
+    reshard: bool = True,
+    checkpointing: bool = False,
+    optimizer: str = "sgd",
+    frozen: tuple[str, ...] = (),
+    micro_batches: int = 1,
+) -> Step:
+    """The second step of a raw loop over `fully_shard`ed layers and their root. `frozen`: parts of names of what is not."""
     with devices(shards * replicas), flash_attention():
         shape, names = ((replicas, shards), ("replicate", "shard")) if replicas > 1 else ((shards,), ("shard",))
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -72,7 +84,8 @@ def step(config: dict[str, Any], batch: int, seq: int, shards: int, *, replicas:
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard else False)
         trained = [one for one in model.parameters() if one.requires_grad]
-        return _measured(model, OPTIMIZERS[optimizer](trained), torch.randint(0, config["vocab_size"], (batch, seq)), micro_batches)
+        ids = torch.randint(0, config["vocab_size"], (batch, seq))
+        return _measured(model, OPTIMIZERS[optimizer](trained), ids, micro_batches)
 
 
 def _measured(model: Any, optimizer: torch.optim.Optimizer, ids: Tensor, micro_batches: int) -> Step:

@@ -46,6 +46,7 @@ from doc_pages import (
 import memfit
 from memfit import families, kernels
 from memfit.account import overheads
+from memfit.account.sharding import Buckets
 from memfit.account.estimate import COMPONENTS, CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.forms import Form, parts
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT
@@ -193,7 +194,7 @@ CHECKED = {
     **{name: value for name, value in globals().items() if isinstance(value, types.FunctionType)},
     "QUANTIZED": QUANTIZED, "Trained": Trained, "state_bytes": state_bytes, "step_scratch": step_scratch, "memfit": memfit,
        "Hardware": Hardware,
-       "find_optimizer": find_optimizer, "overheads": overheads, "GiB": GiB, "MiB": MiB, "KiB": KiB,
+       "find_optimizer": find_optimizer, "overheads": overheads, "Buckets": Buckets, "GiB": GiB, "MiB": MiB, "KiB": KiB,
        "SAFE_OVER_HIGH_PERCENT": SAFE_OVER_HIGH_PERCENT, "ADAPTER": ADAPTER, "ADAPTER_BF16": ADAPTER_BF16,
        "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels,
 }  # fmt: skip

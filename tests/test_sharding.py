@@ -65,7 +65,7 @@ def test_zero_has_the_published_states(stage: int) -> None:
     assert f"{closed / psi * 7.5:.1f}" == ZERO_TABLE[stage]
 
 
-@pytest.mark.parametrize("precision, whole, replicated, split", [("bf16-mixed", 18, 6, 12), ("32-true", 16, 8, 8)])
+@pytest.mark.parametrize(("precision", "whole", "replicated", "split"), [("bf16-mixed", 18, 6, 12), ("32-true", 16, 8, 8)])
 def test_megatron_splits_what_it_says(precision: str, whole: int, replicated: int, split: int) -> None:
     """Bytes for each parameter: 18 or 6 + 12/d in bf16, 16 or 8 + 8/d in fp32 (Megatron-LM dist_optimizer.md)."""
     model, d = memfit.load_model(LLAMA), 4
@@ -152,7 +152,8 @@ SCHEMES = st.sampled_from(["fsdp2", "fsdp1", "deepspeed"])
 def test_a_higher_stage_never_holds_more(layers: int, hidden: int, n: int) -> None:
     config = {**LLAMA, "num_hidden_layers": layers, "hidden_size": hidden}
     model = memfit.load_model(config)
-    found = [states(model, {"zero": stage, "dp_shard": n, "sharding": "deepspeed"}, precision="bf16-mixed") for stage in (1, 2, 3)]
+    split = {"dp_shard": n, "sharding": "deepspeed"}
+    found = [states(model, {"zero": stage, **split}, precision="bf16-mixed") for stage in (1, 2, 3)]
     alone = states(model, {"zero": 0, "sharding": "deepspeed"}, precision="bf16-mixed")
     assert [alone, *found] == sorted([alone, *found], reverse=True)
 
@@ -201,4 +202,5 @@ def test_formulas_show_the_divisor() -> None:
     assert formulas["gradients"].startswith("8,030,261,248 x 4 B / 8")
     assert formulas["optimizer_states"].endswith("/ 8")
     found = memfit.estimate("llama-3-8b", {"kind": "train", "seq": 128}, parallelism={"zero": 1, "dp_shard": 8})
-    assert next(one.formula for one in found.worst.components if one.name == "master_weights").startswith("8,030,261,248 x 4 B / 8")
+    formulas = {one.name: one.formula for one in found.worst.components}
+    assert formulas["master_weights"].startswith("8,030,261,248 x 4 B / 8")

@@ -10,6 +10,7 @@ from memfit.account import finetuning, overheads
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, working_width
+from memfit.account.layout import layout_of
 from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
@@ -291,9 +292,13 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
 def _outside(job: Job, dynamic: int) -> dict[str, Overhead]:
     """What the process takes beside its tensors, but for the workspaces, which are among them."""
     device, given = job.cluster.device if job.cluster else None, job.overheads
+    if given.fragmentation is None:
+        unused = overheads.fragmentation(dynamic, gathers=layout_of(job).gathers_apart)
+    else:
+        unused = _fixed(given.fragmentation)
     found = {
         "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
-        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
+        "fragmentation": unused,
     }
     groups = groups_of(job)
     if groups:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from memfit.account.checkpoints import Checkpointing, find_checkpointing, num_checkpointed
+from memfit.account.layout import layout_of
 from memfit.account.optimizers import Optimizer, Trained, find_optimizer
-from memfit.account.overheads import FRAGMENTATION_SHARE
+from memfit.account.overheads import FRAGMENTATION_SHARE, GATHERED_SHARE
 from memfit.account.policies import trained_format
 from memfit.account.ranks import groups_of
 from memfit.account.resolve import runtime_of
@@ -281,6 +282,10 @@ _LOSSES = {
 }
 """What a loss makes of the logits."""
 
+def _unused_share(job: Job) -> int:
+    return (GATHERED_SHARE if layout_of(job).gathers_apart else FRAGMENTATION_SHARE)[1]
+
+
 _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "weights": _weights,
     "master_weights": _master,
@@ -296,7 +301,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "communication": lambda job, compiled: f"NCCL communicators of {', '.join(map(str, groups_of(job)))} devices",
     "context": lambda job, compiled: "driver context with loaded kernels",
     "fragmentation": lambda job, compiled: (
-        f"{FRAGMENTATION_SHARE[1]} % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
+        f"{_unused_share(job)} % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
     ),
 }
 

@@ -49,6 +49,11 @@ class Layout(NamedTuple):
         """Devices over which ZeRO or FSDP splits: those that share a sequence (cp) hold the same weights, so they take part."""
         return self.dp_shard * self.cp if self.zero else 1
 
+    @property
+    def gathers_apart(self) -> bool:
+        """Whether DeepSpeed gathers weights, on a stream of its own."""
+        return self.scheme == "deepspeed" and self.zero == 3 and self.shards > 1
+
 
 ALONE = Layout()
 
