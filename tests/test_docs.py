@@ -46,12 +46,12 @@ from doc_pages import (
 import memfit
 from memfit import families, kernels
 from memfit.account import overheads
-from memfit.account.sharding import Buckets
 from memfit.account.estimate import COMPONENTS, CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.forms import Form, parts
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT
 from memfit.account.liveness import Accumulation, BlockMemory, measure
 from memfit.account.optimizers import OPTIMIZERS, Trained, find_optimizer
+from memfit.account.sharding import Buckets
 from memfit.account.states import state_bytes, step_scratch
 from memfit.fit.answer import Answer, Kernel, Limit, Recommendation, RuleOfThumb, Step, Verdict
 from memfit.fit.answer import Warning as Caution
