@@ -51,6 +51,7 @@ from memfit.account.forms import Form, parts
 from memfit.account.intervals import SAFE_OVER_HIGH_PERCENT
 from memfit.account.liveness import Accumulation, BlockMemory, measure
 from memfit.account.optimizers import OPTIMIZERS, Trained, find_optimizer
+from memfit.account.sharding import Buckets
 from memfit.account.states import state_bytes, step_scratch
 from memfit.fit.answer import Answer, Kernel, Limit, Recommendation, RuleOfThumb, Step, Verdict
 from memfit.fit.answer import Warning as Caution
@@ -234,7 +235,7 @@ CHECKED = {
     **{name: value for name, value in globals().items() if isinstance(value, types.FunctionType)},
     "QUANTIZED": QUANTIZED, "Trained": Trained, "state_bytes": state_bytes, "step_scratch": step_scratch, "memfit": memfit,
        "Hardware": Hardware,
-       "find_optimizer": find_optimizer, "overheads": overheads, "GiB": GiB, "MiB": MiB, "KiB": KiB,
+       "find_optimizer": find_optimizer, "overheads": overheads, "Buckets": Buckets, "GiB": GiB, "MiB": MiB, "KiB": KiB,
        "SAFE_OVER_HIGH_PERCENT": SAFE_OVER_HIGH_PERCENT, "ADAPTER": ADAPTER, "ADAPTER_BF16": ADAPTER_BF16,
        "ADAPTER_DROPOUT": ADAPTER_DROPOUT, "kernels": kernels, "in_flight": in_flight,
 }  # fmt: skip

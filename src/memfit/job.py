@@ -252,6 +252,8 @@ class Parallelism(Options):
     offload: str = option("none", "What waits in host memory between its uses: optimizer (states and their update), params "
         "(sharded weights as well)", kind="choice", choices=("none", "optimizer", "params"), group="parallelism",
         aliases=("cpu-offload",), choice_aliases={"true": "params", "false": "none", "cpu": "optimizer"})
+    zero_init: bool = option(True, "DeepSpeed's ZeRO-3: the model is built under zero.Init (TrainingArguments come first); "
+        "otherwise its linear layers keep gathered weights for backward", kind="flag", group="parallelism")
 
 
 ALL_OPEN = Parallelism()

@@ -83,6 +83,7 @@ def resolve_step(job: Job, runtime: Runtime, workload: Training, choices: Choice
         f"--grad-accum {workload.grad_accum}": workload.grad_accum > 1,
         f"--clip-grad {workload.clip_grad}": bool(workload.clip_grad),
         "--zero-grad zeros": workload.zero_grad == "zeros",
+        f"--zero {layout.zero}": bool(layout.zero),
         f"--ddp {choices.changes.get('ddp', workload.ddp)}": choices.changes.get("ddp", workload.ddp) != "none",
     }
     given = [flag for flag, conflict in conflicts.items() if conflict]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memfit.account.forms import ZERO, Form, shown
 
@@ -72,6 +72,8 @@ class BlockMemory(NamedTuple):
     provided: tuple[Provided, ...] = ()
     unit: Unit | None = None
     """Where its weights are cast while it runs."""
+    sharded: Any = None
+    """Its weights and gradients as they are gathered and reduced (`account.units.Unit`), where they are sharded."""
 
     def __repr__(self) -> str:
         return f"BlockMemory(kept={shown(self.kept)}, output={shown(self.output)})"

@@ -11,6 +11,7 @@ from memfit.account.context import local_tokens
 from memfit.account.estimate import CacheUse, Component, Estimate, Peak, Phase, Rank
 from memfit.account.formulas import formula
 from memfit.account.intervals import WIDTHS, WORKING_SET, bounds, combine, working_width
+from memfit.account.layout import layout_of
 from memfit.account.optimizers import Optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.pipelines import holds
@@ -19,15 +20,23 @@ from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, comp
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
 from memfit.account.remember import of_model
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
+from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.states import state_bytes, trained_tensors
-from memfit.account.training import TrainingPolicy, compile_least, compile_training, ema_bytes, trained_elements
+from memfit.account.training import (
+    TrainingPolicy,
+    compile_least,
+    compile_training,
+    ema_bytes,
+    sharded_bytes,
+    trained_elements,
+)
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
 from memfit.parallel import ALONE, InFlight
 
-STATIC_COMPONENTS = ("weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
+STATIC_COMPONENTS = ("weights", "master_weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")
 """What is taken once and never given back: the allocator does not fragment around it."""
 
 
@@ -42,6 +51,9 @@ class Compiled(NamedTuple):
     host_bytes: int
     optimizer: Optimizer | None = None
     in_flight: InFlight = ALONE
+    sharding: Sharding = UNSHARDED
+    held_gradients: int = 0
+    """One device's part of the gradients, where they are sharded."""
 
     @property
     def widths(self) -> tuple[int, int] | None:
@@ -108,11 +120,17 @@ def _compile_training(
     keys = seq + finetuning.virtual_keys(workload)
     numbers = Numbers(workload.batch, seq, keys, target, target, chunks=chunks_of(job.model, seq))
     ran = (numbers,) if workload.eval_batch is None else (numbers, numbers._replace(sequences=workload.eval_batch))
-    host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
+    sharding, gradients = policy.sharding, 0
+    if sharding.scheme:
+        host, gradients = sharded_bytes(job.model, kernels, policy)
+    else:
+        host = _host_states(job.model, kernels, policy.optimizer) if policy.optimizer.paged else 0
     if workload.ema == "host":
         host += ema_bytes(job.model, kernels, workload.ema_dtype or trained_format(kernels))
     profile = profile_of(job.model, kernels, policy)
-    return Compiled(profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer, in_flight)
+    return Compiled(
+        profile, kernels, ran, workspace_of(job, training=True), host, policy.optimizer, in_flight, sharding, gradients
+    )
 
 
 def _compile_inference(job: Job, workload: Inference) -> Compiled:
@@ -282,9 +300,13 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
 def _outside(job: Job, dynamic: int) -> dict[str, Overhead]:
     """What the process takes beside its tensors, but for the workspaces, which are among them."""
     device, given = job.cluster.device if job.cluster else None, job.overheads
+    if given.fragmentation is None:
+        unused = overheads.fragmentation(dynamic, gathers=layout_of(job).gathers_apart)
+    else:
+        unused = _fixed(given.fragmentation)
     found = {
         "context": overheads.context(device) if given.cuda_context is None else _fixed(given.cuda_context),
-        "fragmentation": overheads.fragmentation(dynamic) if given.fragmentation is None else _fixed(given.fragmentation),
+        "fragmentation": unused,
     }
     groups = groups_of(job)
     if groups:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from memfit.account.checkpoints import Checkpointing, find_checkpointing, num_checkpointed
-from memfit.account.optimizers import Trained, find_optimizer
-from memfit.account.overheads import FRAGMENTATION_SHARE
+from memfit.account.layout import layout_of
+from memfit.account.optimizers import Optimizer, Trained, find_optimizer
+from memfit.account.overheads import FRAGMENTATION_SHARE, GATHERED_SHARE
 from memfit.account.policies import trained_format
 from memfit.account.ranks import groups_of
 from memfit.account.resolve import runtime_of
@@ -22,8 +23,28 @@ if TYPE_CHECKING:
     from memfit.account.engine import Compiled
 
 
-def _weights(job: Job, compiled: Compiled) -> str:
+def _divided(text: str, parts: int) -> str:
+    """`8,030,261,248 x 4 B / 8`: one device's part."""
+    if parts == 1:
+        return text
+    return f"({text}) / {parts}" if " + " in text else f"{text} / {parts}"
+
+
+def _stored(compiled: Compiled, dtype: str = "") -> KernelPolicy:
+    """The kernels with the format in which a scheme keeps something, where that is not the one that operations read."""
     kernels = compiled.kernels
+    dtype = dtype or compiled.sharding.stored
+    return kernels._replace(precision=kernels.precision._replace(weight=dtype)) if dtype else kernels
+
+
+def _weights(job: Job, compiled: Compiled) -> str:
+    kernels = _stored(compiled)
+    sharding = compiled.sharding
+    text = _whole_weights(job, compiled, kernels)
+    return _divided(text, sharding.degree) if sharding.splits_weights else text
+
+
+def _whole_weights(job: Job, compiled: Compiled, kernels: KernelPolicy) -> str:
     element = DTYPE_BYTES[kernels.precision.stored]
     whole = job.model.facts.get("whole_parameters")
     count = f"{job.model.num_parameters:,}" + (f" (of {whole:,})" if whole else "")
@@ -52,11 +73,6 @@ def _beside(kernels: KernelPolicy) -> str:
     return "virtual tokens" if kernels.virtual_tokens else "the prefix encoder" if kernels.prefix else "adapters"
 
 
-def _master(job: Job, compiled: Compiled) -> str:
-    element = DTYPE_BYTES[compiled.kernels.precision.master]
-    return f"{compiled.profile.trained_parameters:,} x {element} B, which the optimizer updates, beside the 16-bit weights"
-
-
 def _sum(tensors: Iterable[Trained]) -> str:
     """`262,735,872 x 2 B + 11,272,192 x 4 B`: elements by the bytes of one."""
     elements: dict[int, int] = {}
@@ -66,10 +82,15 @@ def _sum(tensors: Iterable[Trained]) -> str:
     return " + ".join(f"{count:,} x {size} B" for size, count in sorted(elements.items()))
 
 
-def _trained(job: Job, compiled: Compiled) -> tuple[str, str]:
-    """What is trained, in words, and the bytes of one element: the sum of both where formats differ, and no bytes."""
-    kernels = compiled.kernels
-    what, _, element = _sum(trained_tensors(job.model, kernels)).partition(" x ")
+def _trained(job: Job, compiled: Compiled, dtype: str = "") -> tuple[str, str]:
+    """What is trained, in words, and the bytes of one element: the sum of both where formats differ, and no bytes.
+
+    `dtype`: the format of all of it, if it is not its own.
+    """
+    kernels = _stored(compiled)
+    tensors = trained_tensors(job.model, kernels)
+    tensors = [one._replace(dtype=dtype) for one in tensors] if dtype else tensors
+    what, _, element = _sum(tensors).partition(" x ")
     if " + " in element:
         return f"({what} x {element})", ""
     if kernels.train_all:
@@ -83,8 +104,11 @@ def _trained(job: Job, compiled: Compiled) -> tuple[str, str]:
 def _gradients(job: Job, compiled: Compiled) -> str:
     workload = job.workload
     assert isinstance(workload, Training)
-    what, element = _trained(job, compiled)
+    sharding = compiled.sharding
+    what, element = _trained(job, compiled, sharding.gradient if sharding.master else "")
     text = what + element
+    if sharding.scheme:
+        return "in host memory" if _gone(compiled) else _divided(text, sharding.degree if sharding.splits_gradients else 1)
     if workload.optimizer_in_backward:
         return f"of {text}, those of one operation at a time"
     beside = {"copies": " x 2 (gradients, and DDP's buckets)", "views": " (in DDP's buckets)"}
@@ -97,6 +121,9 @@ def _unsummed(job: Job, compiled: Compiled, num_bytes: int) -> str:
     assert isinstance(workload, Training)
     if workload.optimizer_in_backward:
         return ""
+    if compiled.sharding.scheme:
+        beyond = num_bytes - compiled.held_gradients
+        return f" + {beyond:,} B of a unit before they are reduced" if beyond > 0 else ""
     copies = 2 if workload.ddp == "copies" else 1
     beyond = num_bytes - copies * gradient_bytes(trained_tensors(job.model, compiled.kernels))
     return f" + {beyond:,} B made a second time and not yet added (tied or accumulated)" if beyond > 0 else ""
@@ -106,7 +133,26 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     workload = job.workload
     assert isinstance(workload, Training)
     optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
-    what, element = _trained(job, compiled)
+    sharding = compiled.sharding
+    text = _whole_states(optimizer, *_trained(job, compiled, sharding.master), compiled)
+    return _divided(text, sharding.degree) if sharding.splits_states else text
+
+
+def _master(job: Job, compiled: Compiled) -> str:
+    sharding = compiled.sharding
+    if not sharding.scheme:
+        size = DTYPE_BYTES[compiled.kernels.precision.master]
+        return f"{compiled.profile.trained_parameters:,} x {size} B, which the optimizer updates, beside the 16-bit weights"
+    what, element = _trained(job, compiled, sharding.master)
+    return _divided(what + element, sharding.degree if sharding.splits_states else 1) + f" ({sharding.rules.title})"
+
+
+def _gone(compiled: Compiled) -> bool:
+    """Whether gradients leave for the host as they are reduced."""
+    return compiled.sharding.offload != "none"
+
+
+def _whole_states(optimizer: Optimizer, what: str, element: str, compiled: Compiled) -> str:
     fixed = optimizer.state_bytes
     if fixed is not None:
         what = what if element else f"{compiled.profile.trained_parameters:,} trained parameters"
@@ -218,6 +264,10 @@ def _temporary(job: Job, compiled: Compiled) -> str:
     workload = job.workload
     if isinstance(workload, Training):
         optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
+        if compiled.sharding.gathers:
+            return "weights gathered unit by unit, buffers in which gradients are reduced, and working tensors of the operation"
+        if compiled.sharding.scheme == "deepspeed":
+            return "the reduce bucket and fp32 gradients of the step, and working tensors of the operation that runs at the peak"
         if optimizer.foreach_tensors:
             return "working tensors of the operation that runs; in the step a copy of what is trained (foreach)"
     if isinstance(workload, Inference):
@@ -254,6 +304,10 @@ _LOSSES = {
 }
 """What a loss makes of the logits."""
 
+def _unused_share(job: Job) -> int:
+    return (GATHERED_SHARE if layout_of(job).gathers_apart else FRAGMENTATION_SHARE)[1]
+
+
 _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "weights": _weights,
     "master_weights": _master,
@@ -269,7 +323,7 @@ _FORMULAS: dict[str, Callable[[Job, Compiled], str]] = {
     "communication": lambda job, compiled: f"NCCL communicators of {', '.join(map(str, groups_of(job)))} devices",
     "context": lambda job, compiled: "driver context with loaded kernels",
     "fragmentation": lambda job, compiled: (
-        f"{FRAGMENTATION_SHARE[1]} % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
+        f"{_unused_share(job)} % of what comes and goes" if job.overheads.fragmentation is None else "given by hand"
     ),
 }
 

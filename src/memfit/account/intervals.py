@@ -53,13 +53,13 @@ def _measured() -> dict[tuple[str, str], Width]:
 
 
 def kind_of(job: Job) -> str:
-    """What residuals are pooled by: train | adapters | quantized-adapters | inference | quantized-inference."""
+    """What residuals are pooled by: train | sharded-train | adapters | quantized-adapters | inference | quantized-inference."""
     workload = job.workload
     if isinstance(workload, Inference):
         return "inference" if workload.quantization in (None, "none") else "quantized-inference"
     if isinstance(workload, FineTuning) and workload.method != "full":
         return "quantized-adapters" if workload.method == "qlora" else "adapters"
-    return "train"
+    return "sharded-train" if job.parallelism.zero else "train"
 
 
 def working_width(job: Job, least: tuple[int, int] | None = None) -> Width:

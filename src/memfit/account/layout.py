@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memfit.account import pipelines
 from memfit.account.choices import Choices
+from memfit.account.sharding import SCHEMES
 from memfit.errors import UsageError
 from memfit.job import ALL_OPEN, Assumption, Inference, Job, Parallelism, Training
 from memfit.options import options_of
@@ -34,7 +35,7 @@ class Layout(NamedTuple):
     sp: bool = False
     zero: int = 0
     scheme: str = ""
-    """Whose sharding it is: fsdp2 | fsdp1 | deepspeed | megatron; empty where `zero` is 0."""
+    """Whose sharding, or whose master weights, it is: fsdp2 | fsdp1 | deepspeed | megatron; empty: nobody's."""
     schedule: str = "1f1b"
     virtual_stages: int = 1
     offload: str = "none"
@@ -50,6 +51,11 @@ class Layout(NamedTuple):
     def shards(self) -> int:
         """Devices over which ZeRO or FSDP splits: those that share a sequence (cp) hold the same weights, so they take part."""
         return self.dp_shard * self.cp if self.zero else 1
+
+    @property
+    def gathers_apart(self) -> bool:
+        """Whether DeepSpeed gathers weights, on a stream of its own."""
+        return self.scheme == "deepspeed" and self.zero == 3 and self.shards > 1
 
 
 ALONE = Layout()
@@ -70,7 +76,7 @@ def layout_of(job: Job) -> Layout:
         ep=given.ep or 1,
         sp=bool(given.sp),
         zero=zero,
-        scheme=(given.sharding or "") if zero else "",
+        scheme=given.sharding or "",
         schedule=given.schedule,
         virtual_stages=given.virtual_stages,
         offload=given.offload,
@@ -222,15 +228,29 @@ def _sequence_parallel(given: Parallelism, runtime: Runtime, choices: Choices) -
 
 
 def _scheme(given: Parallelism, zero: int, runtime: Runtime, choices: Choices) -> str | None:
-    """Whose sharding it is."""
-    if not zero:
-        return None
-    if given.sharding is not None:
-        return given.sharding
-    scheme = runtime.sharding or ("fsdp2" if given.fsdp or (zero == 3 and given.zero is None) else "deepspeed")
-    why = "what the runtime brings" if runtime.sharding else "--fsdp is torch's, --zero DeepSpeed's"
-    _assume(choices, "sharding", scheme, why)
+    """Whose sharding it is. Without a stage, those with master weights have them all the same."""
+    scheme = given.sharding
+    if scheme is None:
+        if not zero:
+            return runtime.sharding if runtime.sharding and SCHEMES[runtime.sharding].master else None
+        scheme = runtime.sharding or ("fsdp2" if given.fsdp or (zero == 3 and given.zero is None) else "deepspeed")
+        why = "what the runtime brings" if runtime.sharding else "--fsdp is torch's, --zero DeepSpeed's"
+        _assume(choices, "sharding", scheme, why)
+    _check_stage(scheme, zero, given)
     return scheme
+
+
+def _check_stage(scheme: str, zero: int, given: Parallelism) -> None:
+    rules = SCHEMES[scheme]
+    if zero not in rules.stages:
+        listed = " and ".join(
+            f"--zero {stage} ({name})" for stage, name in zip(rules.stages, rules.stage_names, strict=True) if stage
+        )
+        raise UsageError(f"--sharding {scheme}, stage {zero}: {rules.title} has {listed}")
+    if given.offload == "optimizer" and rules.gathers:
+        raise UsageError(f"--offload optimizer: {rules.title} moves weights, gradients and states together: --offload params")
+    if given.offload != "none" and scheme == "megatron":
+        raise UsageError(f"--offload {given.offload}: {rules.title} keeps its states on the device as it is counted here")
 
 
 def _inference(job: Job, given: Parallelism, devices: int | None, runtime: Runtime, choices: Choices) -> Parallelism:

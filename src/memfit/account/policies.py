@@ -11,7 +11,7 @@ from memfit.account.layout import layout_of
 from memfit.account.optimizers import Optimizer, find_optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.resolve import runtime_of
-from memfit.account.sharding import UNSHARDED, Sharding
+from memfit.account.sharding import SCHEMES, UNSHARDED, Formats, Sharding, formats_of
 from memfit.account.training import TrainingPolicy
 from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
@@ -24,8 +24,9 @@ from memfit.runtimes.pipelines import PIPELINES
 
 def optimizer_of(job: Job, workload: Training) -> Optimizer:
     """The optimizer with the runtime's habits: which implementation `adamw` means, what embeddings keep."""
-    runtime = runtime_of(job)
-    optimizer = find_optimizer(runtime.adamw if workload.optimizer == "adamw" else workload.optimizer)
+    runtime, scheme = runtime_of(job), SCHEMES.get(layout_of(job).scheme)
+    adamw = (scheme.adamw if scheme else "") or runtime.adamw
+    optimizer = find_optimizer(adamw if workload.optimizer == "adamw" else workload.optimizer)
     return optimizer._replace(full_embeddings=True) if optimizer.blockwise and runtime.full_embedding_states else optimizer
 
 
@@ -99,6 +100,9 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
     keys = (workload.seq or 1) + finetuning.virtual_tokens(workload) + finetuning.virtual_keys(workload)
     runtime, kernel_set = runtime_of(job), KERNEL_SETS[workload.kernels or "eager"]
     precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype, runtime.mixed)
+    formats = _formats(job, precision)
+    if formats is not None:
+        precision = formats.kernels
     checkpointing = find_checkpointing(workload.checkpointing)
     windows = job.model.windows
     kernels = KernelPolicy(
@@ -134,7 +138,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         buckets=workload.ddp or "none",
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
         evaluation=_evaluation(job, workload),
-        sharding=_sharding(job),
+        sharding=_sharding(job, workload, formats),
         pipeline=PIPELINES[runtime.pipeline] if (job.parallelism.pp or 1) > 1 else None,
         early_stop=runtime.early_stop,
         batch_tensors=runtime.batch_tensors,
@@ -156,12 +160,35 @@ def _split(job: Job, runtime: Runtime) -> dict[str, Any]:
     return {"collectives": runtime.collectives, "regathers": runtime.regathers, "split_logits": runtime.split_logits}
 
 
-def _sharding(job: Job) -> Sharding:
+def _formats(job: Job, precision: PrecisionPolicy) -> Formats | None:
+    """What the precision means under the job's scheme; `None` where there is none."""
+    scheme = SCHEMES.get(layout_of(job).scheme)
+    return formats_of(scheme, precision, trainer=runtime_of(job).trainer) if scheme else None
+
+
+def _sharding(job: Job, workload: Training, formats: Formats | None) -> Sharding:
     """How the states are split over data-parallel devices."""
     one = layout_of(job)
-    if not one.zero or one.shards == 1:
+    if formats is None or (one.shards == 1 and not formats.master):
         return UNSHARDED
-    return Sharding(one.scheme, one.zero, one.shards, one.dp_replicate, one.offload)
+    runtime, gathers = runtime_of(job), SCHEMES[one.scheme].gathers
+    accumulates = workload.grad_accum > 1 and runtime.trainer
+    return Sharding(
+        one.scheme,
+        one.zero,
+        one.shards,
+        one.dp_replicate,
+        max(1, one.shards // one.ep),
+        one.offload,
+        formats.stored,
+        formats.reduced,
+        formats.gradient,
+        formats.master,
+        resident=gathers and one.pp > 1,
+        unsynced=gathers and (accumulates or one.pp > 1),
+        separate=runtime.separate_units,
+        zero_init=job.parallelism.zero_init,
+    )
 
 
 def _evaluation(job: Job, workload: Training) -> EvaluationPolicy | None:

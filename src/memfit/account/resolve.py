@@ -11,6 +11,7 @@ from memfit.account.layout import layout_of, layout_warnings, resolve_parallelis
 from memfit.account.pipelines import resolve_micro_batches
 from memfit.account.ranks import check_layout, groups_of
 from memfit.account.refusals import as_meant, check_runtime
+from memfit.account.sharding import SCHEMES
 from memfit.account.unused import unused
 from memfit.errors import UsageError
 from memfit.job import DTYPES, Assumption, FineTuning, Inference, Job, Training, Workload
@@ -155,8 +156,13 @@ def _resolve_training(job: Job, workload: Training, choices: Choices) -> None:
                 "device without bf16: use --precision 32-true"
             )
     policy = training_policy(precision, workload.weight_dtype, runtime.mixed)
+    scheme = SCHEMES.get(layout_of(job).scheme)
     if workload.weight_dtype is None:
-        if policy.autocast:
+        if scheme is not None and policy.autocast:
+            kept = policy.compute if scheme.master else policy.weight
+            why = f"with fp32 masters, as {scheme.title} has them" if scheme.master else "sharded; gathered for each layer"
+            choices.assume("weight_dtype", kept, why)
+        elif policy.autocast:
             choices.assume("weight_dtype", policy.weight, "autocast over fp32 weights keeps the optimizer exact")
         else:
             choices.changes["weight_dtype"] = policy.stored
@@ -356,12 +362,13 @@ def _assume_overheads(job: Job, choices: Choices) -> None:
             Assumption(name="context memory", value=format_gib(found.bytes), why=found.source, flag="--cuda-context")
         )
     if given.fragmentation is None:
-        share = overheads.FRAGMENTATION_SHARE[1]
+        gathers = layout_of(job).gathers_apart
+        share = (overheads.GATHERED_SHARE if gathers else overheads.FRAGMENTATION_SHARE)[1]
         choices.assumptions.append(
             Assumption(
                 name="fragmentation",
                 value=f"{share} % of what comes and goes",
-                why=overheads.FRAGMENTATION_SOURCE,
+                why=overheads.GATHERED_SOURCE if gathers else overheads.FRAGMENTATION_SOURCE,
                 flag="--fragmentation",
             )
         )

@@ -8,6 +8,7 @@ from memfit.account.blocks import Run
 from memfit.account.checkpoints import Checkpointing
 from memfit.account.crossing import BlockMemory, Unit
 from memfit.account.forms import ZERO, Form, as_temporary
+from memfit.account.sharding import UNSHARDED, Sharding
 
 
 class StepPolicy(NamedTuple):
@@ -23,6 +24,7 @@ class StepPolicy(NamedTuple):
     """A pipeline stage's output stays until its micro-batch's backward is through."""
     early_stop: bool = True
     """A checkpoint that runs again stops at the last tensor that backward needs."""
+    sharding: Sharding = UNSHARDED
 
 
 class _Outside(NamedTuple):
@@ -261,7 +263,7 @@ class Timeline:
             before = _recomputed(run, blocks, span[0], place) if place > span[0] else _in_transit(run, memory)
             bare = run.bare[place]
             again = place + 1 == span[1] and (self.early_stop or bare.kept)
-            states = bare.recomputed if again else memory.forward
+            states = (memory.recomputed or bare.recomputed) if again else memory.forward
             self.note("backward", f"recomputation of a {run.names[place]}", base + before, states)
 
 

@@ -36,6 +36,7 @@ from memfit.account.remember import of_model
 from memfit.account.residents import buffers_of, shared_cast
 from memfit.account.selection import trained_parameters
 from memfit.account.sharding import UNSHARDED, Sharding
+from memfit.account.shards import held
 from memfit.account.states import (
     added_tensors,
     buffer_bytes,
@@ -49,10 +50,11 @@ from memfit.account.states import (
     weight_bytes,
 )
 from memfit.account.timeline import StepPolicy, Timeline
+from memfit.account.units import Gathering, gather, unit_of
 from memfit.kernels import KernelPolicy
 from memfit.kernels.context import Context, target_of
 from memfit.kernels.tape import Tape
-from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Model, Parameter
+from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Block, Model, Parameter
 from memfit.parallel import ALONE, InFlight
 from memfit.precision import DTYPE_BYTES
 from memfit.runtimes.pipelines import Pipelining
@@ -208,6 +210,8 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
     if checkpointing.recomputes and model.reads_across_blocks:
         kernels = kernels._replace(checkpointed=True)
     persist = policy.gradients_persist or policy.step_scratch >= 0  # a gradient is gone when its parameter has taken it
+    if policy.sharding.splits_gradients:
+        persist = False  # what is added to older ones is a device's part, when all of a unit's are reduced
     precision = kernels.precision
     widened = DTYPE_BYTES[precision.master] // DTYPE_BYTES[precision.weight] if precision.by_unit else 1
     alone = Accumulation(persist, step_scratch=policy.step_scratch, widened=widened)
@@ -228,11 +232,27 @@ def _runs(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> list[Run]:
             operators=checkpointing.operators,
             once=not checkpointing.all_layers,
         )
+        if policy.sharding.scheme:
+            found = tuple([_as_units(run, segment.blocks, kernels, policy.sharding) for run in found])
         if checkpointed and checkpointing.kind == "offloaded":
             found = tuple([run._replace(offloaded=True) for run in found])
         # modules around the layers are checkpointed beside them only where every layer is
         runs += [run._replace(unit=segment.unit) for run in found] if segment.unit and checkpointing.kind == "full" else found
     return arranged(runs, checkpointing)
+
+
+def _as_units(run: Run, blocks: tuple[Block, ...], kernels: KernelPolicy, sharding: Sharding) -> Run:
+    """The run whose memory says what is gathered and reduced for each block."""
+    turns = tuple(
+        [
+            tuple(
+                [one._replace(sharded=unit_of(block, one, kernels, sharding)) for one, block in zip(period, blocks, strict=True)]
+            )
+            for period in run.turns
+        ]
+    )
+    bare = tuple([one._replace(sharded=met.sharded) for one, met in zip(run.bare, turns[0], strict=True)])
+    return run._replace(turns=turns, bare=bare)
 
 
 def _host(runs: list[Run]) -> Form:
@@ -244,6 +264,10 @@ def _host(runs: list[Run]) -> Form:
 def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     """Shared by all jobs that differ only in the optimizer or the workspace."""
     runs = _runs(model, kernels, policy)
+    gathering = Gathering(runs)
+    if policy.sharding.scheme:
+        gathering = gather(runs, policy.sharding, persist=policy.gradients_persist)
+        runs = gathering.runs
     tables, _ = shared_forms(model, kernels)
     if not any(memory.output_requires_grad for run in runs if run.role != "head" for memory in run.blocks):
         tables = ZERO  # a frozen backbone keeps nothing of them
@@ -269,8 +293,13 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         leaf = 2 * runs[0].blocks[-1].output
     return _Step(
         moments=pruned(timeline.moments),
-        kept=kept + (ZERO if policy.checkpointing.all_layers else tables) + saved_masks + _saved_inputs(model, kernels),
+        kept=kept
+        - gathering.kept
+        + (ZERO if policy.checkpointing.all_layers else tables)
+        + saved_masks
+        + _saved_inputs(model, kernels),
         forward_end=kept
+        + gathering.constant
         + last.outputs_held
         + sent
         + (ZERO if last.unit is None else last.unit.weights)  # the last unit is not resharded before its backward
@@ -378,6 +407,8 @@ class _Base(NamedTuple):
 
 
 def _base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> _Base:
+    if policy.sharding.scheme:
+        return _sharded_base(model, kernels, policy)
     stored = _stored(kernels)
     totals = _totals_of(model, stored)
     states, at_once = _optimizer_bytes(model, stored, policy.optimizer)
@@ -391,6 +422,30 @@ def _base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> _Base:
     held = form(GRADIENTS, ONCE, _passing_gradients(totals, policy))
     scratch = ZERO if policy.in_backward else form(TEMPORARY, ONCE, at_once)
     return _Base(weights, statics, standing, held, scratch, states, totals.parameters)
+
+
+def _sharded_base(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> _Base:
+    """Of one device's part."""
+    sharding, totals = policy.sharding, _totals(model, kernels)
+    own = held(model, _stored(kernels), sharding, policy.optimizer)
+    buffers = sharding.standing_buffers(own.largest)
+    parts = sharding.degree if sharding.splits_states else 1
+    average = -(-totals.parameters // parts) * DTYPE_BYTES[policy.ema] if policy.ema else 0
+    stays = policy.gradients_persist or policy.buckets == "views" or sharding.gradients_stand
+    copies = own.gradients if policy.buckets == "copies" and not sharding.rules.main_gradients else 0
+    weights = form(WEIGHTS, ONCE, own.weights + policy.buffers)
+    standing = form(GRADIENTS, ONCE, copies + (own.gradients if stays else 0))
+    statics = weights + form(WEIGHTS, ONCE, average) + totals.inputs + standing + form(TEMPORARY, ONCE, buffers)
+    statics += form(MASTER_WEIGHTS, ONCE, own.master) + form(OPTIMIZER_STATES, ONCE, own.states)
+    statics += form(WORKSPACE, ONCE, policy.workspace)
+    passing = form(GRADIENTS, ONCE, 0 if stays else own.gradients)
+    return _Base(weights, statics, standing, passing, form(TEMPORARY, ONCE, own.scratch), own.states, totals.parameters)
+
+
+def sharded_bytes(model: Model, kernels: KernelPolicy, policy: TrainingPolicy) -> tuple[int, int]:
+    """What a sharded job keeps in host memory, of this process, and one device's part of the gradients."""
+    own = held(model, _stored(kernels), policy.sharding, policy.optimizer)
+    return own.host, own.gradients
 
 
 def _optimizer_step(update: Form) -> Moment:
@@ -410,10 +465,14 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     """The profile of a training step."""
     base = _base(model, kernels, policy)
     scratch = scratch_per_byte(policy.optimizer, _totals(model, kernels).trained) if policy.in_backward else -1
-    persist = policy.gradients_persist or policy.buckets == "views"
+    # gradients of buffers that are there all the time are added to what is there
+    persist = policy.gradients_persist or policy.buckets == "views" or policy.sharding.gradients_stand
     keeps_sent = policy.pipeline is not None and policy.pipeline.keeps_sent
     outputs_kept = policy.outputs_kept or keeps_sent  # the last stage's are its logits
-    step = _step(model, kernels, StepPolicy(policy.checkpointing, outputs_kept, persist, scratch, keeps_sent, policy.early_stop))
+    of_step = StepPolicy(
+        policy.checkpointing, outputs_kept, persist, scratch, keeps_sent, policy.early_stop, policy.sharding
+    )
+    step = _step(model, kernels, of_step)
     statics, update = base.statics, base.update + step.backward_end
     others, beside_end, step_moments = ZERO, ZERO, step.moments
     if policy.pipeline is not None:

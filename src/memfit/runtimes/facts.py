@@ -70,6 +70,8 @@ class Runtime(NamedTuple):
     """The ZeRO stage that it takes over several devices where no degree is given; 0: replicas (DDP)."""
     sharding: str = ""
     """Whose sharding it brings: fsdp2 | fsdp1 | deepspeed | megatron; empty: torch's for --fsdp, DeepSpeed's for --zero."""
+    separate_units: bool = False
+    """Embedding and head are gathered as units of their own under FSDP2, instead of with what else is not in a layer."""
     sequence_parallel: bool = False
     """Whether tensor parallelism brings sequence parallelism with it."""
     pipeline: str = "torch"

@@ -14,6 +14,9 @@ TORCHTITAN = Runtime(
     kernel_sets=("torchtitan", "compile"),
     mixed="fsdp2",
     sharding="fsdp2",
+    shards=3,
+    sequence_parallel=True,
+    split_logits=True,
     methods=("train", "full", "freeze"),
     only=(
         ("loss", ("eager",)),

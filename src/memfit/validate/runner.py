@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.errors import UsageError, did_you_mean
-from memfit.validate import corpus, generations, operations, parameters, serving, traces, training
+from memfit.validate import corpus, generations, operations, parameters, serving, sharded, traces, training
 from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
-PARTS = ("parameters", "kept", "traced", "inference", "heldout", "releases", "kernels", "operations", "training", "serving")
+PARTS = (
+    "parameters", "kept", "traced", "inference", "heldout", "releases", "kernels", "operations", "training", "sharded", "serving",
+)  # fmt: skip
 """What `groups` may name: parts of the corpus."""
 
 _KEPT = (
@@ -129,6 +131,15 @@ def _training(into: _Collected) -> None:
         into.left_out.append(LeftOut(id=key.replace("_", " "), file="training", reason=reason, count=counts[key]))
 
 
+def _sharded(into: _Collected) -> None:
+    for moment, rows in sharded.traced_rows(corpus.rows("sharded_traced")).items():
+        title = f"Traced step under fully_shard: {moment}"
+        into.groups += _group(f"fsdp2 traced {moment}", title, "allocated", "traced", sharded.TRACED_ABOUT, rows)
+    found = sharded.measured_rows(corpus.rows("sharded_training"))
+    for name, (title, metric, about) in sharded.GROUPS.items():
+        into.groups += _group(name, title, metric, "measured", about, found[name])
+
+
 def _serving(into: _Collected) -> None:
     rows, left_out = serving.compare(corpus.rows("serving"), "serving")
     for name, weights in (("generate 16-bit", "16-bit weights"), ("generate 4-bit", "GPTQ and AWQ")):
@@ -150,6 +161,7 @@ _RUNNERS: dict[str, Callable[[_Collected], None]] = {
     "kernels": _kernels,
     "operations": _operations,
     "training": _training,
+    "sharded": _sharded,
     "serving": _serving,
 }
 

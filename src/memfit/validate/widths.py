@@ -25,7 +25,7 @@ from memfit import account
 from memfit.account.intervals import ANY, WORKING_SET, kind_of
 from memfit.job import Job
 from memfit.runtimes import DEFAULT_RUNTIME
-from memfit.validate import corpus, generations, serving, traces, training
+from memfit.validate import corpus, generations, serving, sharded, traces, training
 from memfit.validate.reasons import NOT_OF_THE_PEAK, contradicts
 from memfit.validate.report import half_digit
 
@@ -78,6 +78,12 @@ def residuals() -> list[Residual]:
         if training.left_out(row, "training") is None and training.METRICS.get(row["metric"]) == "allocated":
             measured, rounding = training.measured_bytes(row), half_digit(row["value"], training.UNITS[row["unit"]])
             found.append(_residual(training.group_name(row), training.job_of(row, "allocated"), measured, rounding))
+    for row in corpus.rows("sharded_traced"):
+        if not row["run"].get("separate"):
+            found.append(_residual("sharded_traced", sharded.traced_job(row), row["peak"] + sharded.labels_of(row), traced=True))
+    for row in corpus.rows("sharded_training"):
+        if sharded.METRICS[row["metric"]] == "allocated":
+            found.append(_residual(sharded.group_name(row), sharded.measured_job(row), sharded.measured_bytes(row)))
     for row in corpus.rows("serving"):
         if serving.left_out(row, "serving") is None and row["id"] not in NOT_OF_THE_PEAK:
             value, unit = row["other"]["peak_memory_reported"], serving.UNITS[row["other"]["peak_memory_unit"]]
