@@ -16,8 +16,9 @@ PARAMETERS = 1_000_000
 
 def model(**changes: Any) -> Model:
     """A decoder of a million parameters with 4,096 positions that it was trained for."""
-    weight = Op("linear", "all", (), (), (Parameter("all.weight", (1000, 1000), "linear"),))
-    block = Block("block", Value(0, TOKEN, 1), Value(1, TOKEN, 1), (weight,), (CacheSpec(100),))
+    read, made = Value(0, TOKEN, 1000), Value(1, TOKEN, 1000)
+    weight = Op("linear", "all", (read,), (made,), (Parameter("all.weight", (1000, 1000), "linear"),))
+    block = Block("block", read, made, (weight,), (CacheSpec(100),))
     values: dict[str, Any] = {
         "name": "tiny", "family": "llama", "architecture": "LlamaForCausalLM", "source": "by hand", "kind": "decoder",
         "segments": (Segment((block,)),), "num_layers": 1, "hidden_size": 1000, "num_heads": 1, "num_kv_heads": 1,

@@ -10,11 +10,11 @@ import heart_models as models
 import pytest
 
 from memfit.account import estimate, least_bytes, resolve
-from memfit.account.remember import of_model
 from memfit.devices import parse_cluster
 from memfit.fit.ladder import climb
 from memfit.job import FineTuning, Inference, Job, Overheads, Training, Workload
 from memfit.model import Model
+from memfit.model.remember import of_model
 
 WORKLOADS: dict[str, Workload] = {
     "train": Training(batch=2, seq=256),

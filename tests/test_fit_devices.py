@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
-from fit_fakes import cluster, inference_job, model, peak_only, training_job
+from fit_fakes import cluster, inference_job, peak_only, training_job
 
 from memfit.account.estimate import Estimate
 from memfit.account.layout import layout_of
+from memfit.families import build_model
 from memfit.fit.devices import enough, more_devices, spread
 from memfit.fit.levers import levers_for
 from memfit.fit.levers.spread import layout_words, with_layout
 from memfit.job import Job, Training
+from memfit.model import Model
 
 MILLION = 10**6
 
@@ -85,28 +88,39 @@ def test_there_is_nothing_to_share_on_one_device() -> None:
     assert not {"tp-2", "pp-2"} & {one.name for one in levers_for(inference_job(MILLION))}
 
 
+def _llama(heads: int, layers: int = 4) -> Model:
+    return build_model(
+        {
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8 * heads,
+            "intermediate_size": 64 * heads, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": 256,
+        },
+        name="tiny", source="by hand",
+    )  # fmt: skip
+
+
+def _on_machines(of: Model, machines: int, **workload: Any) -> Job:
+    job = training_job(MILLION, of=of, **workload)
+    return with_layout(dataclasses.replace(job, cluster=cluster(MILLION, 8).replace(nodes=machines)))
+
+
 def test_tensor_parallelism_stays_within_a_machine_and_divides_the_heads() -> None:
-    wide = model(num_heads=8, num_kv_heads=8, head_dim=125, num_layers=4)
-    eight = dataclasses.replace(training_job(MILLION, of=wide), cluster=cluster(MILLION, 8).replace(nodes=2))
-    names = {one.name for one in levers_for(with_layout(eight))}
+    names = {one.name for one in levers_for(_on_machines(_llama(8), 2))}
     assert {"tp-2", "tp-4"} <= names
     assert "tp-8" not in names  # four devices a machine
-    three = dataclasses.replace(eight, model=model(num_heads=3, num_kv_heads=3, num_layers=4))
-    assert not {"tp-2", "tp-4"} & {one.name for one in levers_for(with_layout(three))}
+    assert not {"tp-2", "tp-4"} & {one.name for one in levers_for(_on_machines(_llama(3), 2))}
 
 
 def test_pipelines_have_no_more_stages_than_layers() -> None:
-    job = dataclasses.replace(training_job(MILLION, of=model(num_layers=4)), cluster=cluster(MILLION, 8))
-    names = {one.name for one in levers_for(with_layout(job))}
+    names = {one.name for one in levers_for(_on_machines(_llama(8), 1))}
     assert {"pp-2", "pp-4"} <= names
     assert "pp-8" not in names
 
 
 def test_the_idle_share_of_a_pipeline() -> None:
-    job = dataclasses.replace(training_job(MILLION, of=model(num_layers=4), grad_accum=13), cluster=cluster(MILLION, 4))
-    lever = next(one for one in levers_for(with_layout(job)) if one.name == "pp-4")
+    job = _on_machines(_llama(8), 1, grad_accum=13)
+    lever = next(one for one in levers_for(job) if one.name == "pp-4")
     # 3 / (13 + 3) = 18.75 %
-    assert "idle 19 % of the time with 13 micro-batches" in lever.cost(job, lever.edit(with_layout(job)))
+    assert "idle 19 % of the time with 13 micro-batches" in lever.cost(job, lever.edit(job))
 
 
 def test_what_is_left_of_the_devices_replicates_or_shards() -> None:

@@ -12,10 +12,7 @@ import pytest
 
 import memfit
 from memfit.account.estimate import Rank
-from memfit.errors import UsageError
-from memfit.parallel import rank_models
 from memfit.parallel.stages import in_flight
-from memfit.runtimes import RUNTIMES
 from memfit.units import GiB
 
 SEQ = 2048
@@ -61,20 +58,6 @@ TABLE = {
 }
 
 
-def _ready() -> bool:
-    row = RUNTIMES.get("megatron")
-    if row is None or not getattr(row, "regathers", False):
-        return False
-    try:
-        rank_models(memfit.load_model(TABLE["22B"].config(2)), tp=2)
-    except UsageError:
-        return False
-    return True
-
-
-needs_megatron = pytest.mark.skipif(not _ready(), reason="needs Megatron's kernels, and models split over devices")
-
-
 def _first_stage(of: Published, layers: int, *, sequence: bool, checkpointing: str) -> Rank:
     workload = {
         "kind": "train", "seq": SEQ, "batch": of.batch, "attention": "eager", "checkpointing": checkpointing,
@@ -105,7 +88,6 @@ def test_the_closed_forms_are_the_published_figures(name: str) -> None:
     assert 18 * 12 * of.hidden**2 * of.layers / of.tp / of.pp / GiB == pytest.approx(of.states, abs=0.005)
 
 
-@needs_megatron
 @pytest.mark.parametrize("name", TABLE)
 def test_activations_of_tensor_parallelism_alone(name: str) -> None:
     """Exactly s b h (10 + 24/t + 5 a s/(h t)) a layer, beside the statistics."""
@@ -115,7 +97,6 @@ def test_activations_of_tensor_parallelism_alone(name: str) -> None:
     assert _layers(of, sequence=False, checkpointing="none") == expected
 
 
-@needs_megatron
 @pytest.mark.parametrize("name", TABLE)
 def test_activations_with_sequence_parallelism_and_selective_recomputation(name: str) -> None:
     """34 s b h / t a layer; statistics are between their share of the tokens and all of them."""
@@ -126,7 +107,6 @@ def test_activations_with_sequence_parallelism_and_selective_recomputation(name:
     assert least <= found <= least + of.held * tokens * STATISTICS
 
 
-@needs_megatron
 @pytest.mark.parametrize("name", TABLE)
 def test_weights_gradients_and_states_of_the_layers(name: str) -> None:
     """18 B x (12 h^2 / t matrices + biases 7 h / t + 2 h, norms 4 h) a layer of the stage."""

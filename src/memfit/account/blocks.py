@@ -11,13 +11,13 @@ from typing import NamedTuple
 from memfit.account.crossing import Accumulation, BlockMemory
 from memfit.account.forms import ACTIVATIONS, GRADIENTS, TEMPORARY, ZERO, Form, form
 from memfit.account.liveness import Recorded, measure_checkpointed, measure_recorded, record
-from memfit.account.remember import of_model
 from memfit.account.residents import unit_of
 from memfit.account.selection import stretches
 from memfit.kernels import Externals, KernelPolicy, lower
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import ONCE, PAIR, POSITION, POSITION_PAIR, Model
 from memfit.model.description import CROSS_PAIR, TARGET_PAIR
+from memfit.model.remember import of_model
 from memfit.precision import DTYPE_BYTES
 
 
@@ -176,20 +176,29 @@ class Conditions(NamedTuple):
     externals: Externals = ()
 
 
-@of_model(1024)
 def _measured(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
-    """A block that autograd records. The optimizer and checkpointing of the job change nothing here."""
+    """A block that autograd records. The optimizer and checkpointing of the job change nothing here.
+
+    Remembered by block: pipeline stages are models of their own with the same blocks.
+    """
+    block = model.segments[segment].blocks[place]
+    by_unit = conditions.kernels.precision.by_unit
+    key = (id(block), conditions, model.tied if by_unit else None)
+    found = model.memory_of_blocks.get(key)
+    if found is None:
+        memory = _measure(model, segment, place, conditions)
+        if by_unit:
+            memory = memory._replace(unit=unit_of(model, block, conditions.kernels, conditions.accumulation))
+        found = model.memory_of_blocks[key] = (block, memory)  # the block stays, so that no other gets its id
+    return found[1]
+
+
+def _measure(model: Model, segment: int, place: int, conditions: Conditions) -> BlockMemory:
     recorded = _recorded(
         model, segment, place, conditions.kernels, conditions.requires_grad, conditions.dtype, conditions.externals
     )
     is_last = model.segments[segment].role == "head"
-    memory = measure_recorded(
-        recorded, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last
-    )
-    if not conditions.kernels.precision.by_unit:
-        return memory
-    block = model.segments[segment].blocks[place]
-    return memory._replace(unit=unit_of(model, block, conditions.kernels, conditions.accumulation))
+    return measure_recorded(recorded, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
 
 
 @of_model(1024)

@@ -18,7 +18,6 @@ from memfit.account.pipelines import holds
 from memfit.account.policies import inference_kernels, trained_format, training_policies, workspace_of
 from memfit.account.profile import Moment, Numbers, Profile, Terms, amount, components, moment_bytes, monomials
 from memfit.account.ranks import RankJob, groups_of, rank_jobs
-from memfit.account.remember import of_model
 from memfit.account.serving import LAST_CHUNK, STEP, ServingPolicy, compile_serving
 from memfit.account.sharding import UNSHARDED, Sharding
 from memfit.account.states import state_bytes, trained_tensors
@@ -34,6 +33,7 @@ from memfit.job import Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import Model
+from memfit.model.remember import of_model
 from memfit.parallel import ALONE, InFlight
 
 STATIC_COMPONENTS = ("weights", "master_weights", "optimizer_states", "kv_cache", "recurrent_state", "workspace")

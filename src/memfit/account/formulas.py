@@ -304,6 +304,7 @@ _LOSSES = {
 }
 """What a loss makes of the logits."""
 
+
 def _unused_share(job: Job) -> int:
     return (GATHERED_SHARE if layout_of(job).gathers_apart else FRAGMENTATION_SHARE)[1]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from memfit.account.layout import Layout, layout_of
 from memfit.job import Inference, Job, Training
-from memfit.parallel import ALONE, InFlight, rank_models
+from memfit.parallel import ALONE, Degrees, InFlight, rank_models
 from memfit.parallel.habits import Habits
 from memfit.runtimes import DEFAULT_RUNTIME, find_runtime
 
@@ -33,8 +33,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         return (RankJob("0", devices, job),)
     workload = job.workload
     micro_batches = workload.grad_accum if isinstance(workload, Training) and workload.grad_accum > 1 else None
-    found = rank_models(
-        job.model,
+    degrees = Degrees(
         tp=layout.tp,
         sp=layout.sp,
         pp=layout.pp,
@@ -45,6 +44,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         micro_batches=micro_batches,
         split=layout.stage_layers,
     )
+    found = rank_models(job.model, degrees)
     per_stage = devices // layout.pp
     return tuple([RankJob(one.name, one.stages * per_stage, job.replace(model=one.model), one.in_flight) for one in found])
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memfit.account.remember import of_model
 from memfit.kernels import KernelPolicy
 from memfit.kernels.context import ALL_LINEAR, Choice, target_of
 from memfit.model import Block, Model, Op, Parameter, Segment
+from memfit.model.remember import of_model
 
 KINDS = ("norm", "bias", "linear", "embedding")
 PLACES = ("embedding", "layers", "head")

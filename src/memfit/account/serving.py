@@ -29,12 +29,12 @@ from memfit.account.forms import (
 )
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
-from memfit.account.remember import of_model
 from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
 from memfit.account.training import ID_BYTES
 from memfit.kernels import Externals, KernelPolicy, lower
 from memfit.model import AXES, KEY_TOKEN, ONCE, PAIR, POSITION, POSITION_PAIR, SEQUENCE, TOKEN, Block, CacheSpec, Model
 from memfit.model.description import TARGET_KEY_TOKEN
+from memfit.model.remember import of_model
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 PROMPT, STEP, FULL_CHUNK, LAST_CHUNK = range(4)

@@ -11,7 +11,6 @@ from math import prod
 from typing import NamedTuple
 
 from memfit.account.optimizers import Optimizer, Trained
-from memfit.account.remember import of_model
 from memfit.account.rules import SCRATCH, STATES, is_projected
 from memfit.account.selection import trained_parameters
 from memfit.kernels import KernelPolicy, prefix
@@ -19,6 +18,7 @@ from memfit.kernels.adapters import shapes
 from memfit.kernels.context import Context
 from memfit.kernels.tape import Tape
 from memfit.model import Model, Parameter
+from memfit.model.remember import of_model
 from memfit.precision import DTYPE_BYTES
 
 BLOCKWISE_MINIMUM = 4096

@@ -32,7 +32,6 @@ from memfit.account.forms import (
 from memfit.account.optimizers import Optimizer, Trained
 from memfit.account.pipelines import Held, as_activations, beside_of, held_of, with_others
 from memfit.account.profile import Moment, Profile, loading, pruned
-from memfit.account.remember import of_model
 from memfit.account.residents import buffers_of, shared_cast
 from memfit.account.selection import trained_parameters
 from memfit.account.sharding import UNSHARDED, Sharding
@@ -55,6 +54,7 @@ from memfit.kernels import KernelPolicy
 from memfit.kernels.context import Context, target_of
 from memfit.kernels.tape import Tape
 from memfit.model import ONCE, PAIR, SEQUENCE, TOKEN, Block, Model, Parameter
+from memfit.model.remember import of_model
 from memfit.parallel import ALONE, InFlight
 from memfit.precision import DTYPE_BYTES
 from memfit.runtimes.pipelines import Pipelining
@@ -469,9 +469,7 @@ def compile_training(model: Model, kernels: KernelPolicy, policy: TrainingPolicy
     persist = policy.gradients_persist or policy.buckets == "views" or policy.sharding.gradients_stand
     keeps_sent = policy.pipeline is not None and policy.pipeline.keeps_sent
     outputs_kept = policy.outputs_kept or keeps_sent  # the last stage's are its logits
-    of_step = StepPolicy(
-        policy.checkpointing, outputs_kept, persist, scratch, keeps_sent, policy.early_stop, policy.sharding
-    )
+    of_step = StepPolicy(policy.checkpointing, outputs_kept, persist, scratch, keeps_sent, policy.early_stop, policy.sharding)
     step = _step(model, kernels, of_step)
     statics, update = base.statics, base.update + step.backward_end
     others, beside_end, step_moments = ZERO, ZERO, step.moments

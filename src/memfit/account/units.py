@@ -145,8 +145,11 @@ def _met(memory: BlockMemory, bare: BlockMemory, backward: Form, gradients: Form
     )
 
 
-def _map(runs: list[Run], forward: Callable[[int, int, BlockMemory], BlockMemory],
-         backward: Callable[[int, int, int, BlockMemory, BlockMemory], BlockMemory]) -> list[Run]:
+def _map(
+    runs: list[Run],
+    forward: Callable[[int, int, BlockMemory], BlockMemory],
+    backward: Callable[[int, int, int, BlockMemory, BlockMemory], BlockMemory],
+) -> list[Run]:
     """Runs with both passes applied: `forward(run, place, memory)`, `backward(run, turn, place, memory, bare)`.
 
     A run of layers has two turns at least: the layer that backward meets first has no reduce buffer beside it.

@@ -260,8 +260,19 @@ class Model(Record):
 
     @cached_property
     def memory(self) -> dict[str, dict[Any, Any]]:
-        """What was found out about the model, by function and arguments (`account.remember`): a copy of the model begins anew."""
+        """What was found out about the model, by function and arguments (`model.remember`): a copy of the model begins anew."""
         return {}
+
+    @cached_property
+    def memory_of_blocks(self) -> dict[Any, tuple[Block, Any]]:
+        """What was found out about blocks, whichever model they are in: its parts share it."""
+        return {}
+
+    def part(self, **changes: Any) -> Model:
+        """What one rank holds of this model: another model, which knows what is known of the blocks that it shares with it."""
+        made = self.replace(**changes)
+        made.__dict__["memory_of_blocks"] = self.memory_of_blocks
+        return made
 
     @cached_property
     def num_parameters(self) -> int:

@@ -6,6 +6,6 @@ operations as they are: they are a matter of the account.
 """
 
 from memfit.parallel.legality import largest_legal
-from memfit.parallel.ranks import ALONE, InFlight, RankModel, rank_models
+from memfit.parallel.ranks import ALONE, Degrees, InFlight, RankModel, rank_models
 
-__all__ = ["ALONE", "InFlight", "RankModel", "largest_legal", "rank_models"]
+__all__ = ["ALONE", "Degrees", "InFlight", "RankModel", "largest_legal", "rank_models"]

@@ -27,7 +27,7 @@ def split_experts(model: Model, ep: int, *, shared_tokens: bool = False) -> Mode
         for block in segment.blocks:
             if id(block) not in made:
                 made[id(block)] = block._replace(ops=tuple([_spread(op, ep, shared_tokens) for op in block.ops]))
-    return model.replace(
+    return model.part(
         segments=tuple([one._replace(blocks=tuple([made[id(block)] for block in one.blocks])) for one in model.segments])
     )
 

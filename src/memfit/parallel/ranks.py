@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from memfit.model import Model
+from memfit.model.remember import of_model
 from memfit.parallel.habits import USUAL, Habits
 
 
@@ -37,38 +37,54 @@ class RankModel(NamedTuple):
     """Of the first of them, which holds the most."""
 
 
-@lru_cache(maxsize=256)
-def rank_models(
-    model: Model,
-    *,
-    tp: int = 1,
-    sp: bool = False,
-    pp: int = 1,
-    ep: int = 1,
-    habits: Habits = USUAL,
-    schedule: str = "1f1b",
-    virtual_stages: int = 1,
-    micro_batches: int | None = None,
-    split: str = "weighted",
-) -> tuple[RankModel, ...]:
-    """The distinct ranks, in order of their stages.
+class Degrees(NamedTuple):
+    """Into how many parts a model is cut, and how."""
 
-    `habits`: how the runtime splits tensors; `split`: how the layers are given to stages (`stages.layers_of_stages`);
-    `micro_batches`: those of a step, `None` for as many as fill the pipeline.
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    ep: int = 1
+    habits: Habits = USUAL
+    """How the runtime splits tensors."""
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    micro_batches: int | None = None
+    """Those of a step; `None` for as many as fill the pipeline."""
+    split: str = "weighted"
+    """How the layers are given to stages (`stages.layers_of_stages`)."""
+
+
+@of_model(64)
+def rank_models(model: Model, degrees: Degrees) -> tuple[RankModel, ...]:
+    """The distinct ranks, in order of their stages.
 
     Raises:
         UsageError: a degree that the model does not allow, with the nearest ones that it does.
     """
-    if tp > 1:
-        from memfit.parallel.tensor import split_tensors
-
-        model = split_tensors(model, tp, sequence=sp, habits=habits)
-    if ep > 1:
-        from memfit.parallel.experts import split_experts
-
-        model = split_experts(model, ep, shared_tokens=habits.whole_experts and tp > 1)
-    if pp > 1:
+    part = _within_layers(model, degrees._replace(pp=1, schedule="1f1b", virtual_stages=1, micro_batches=None))
+    if degrees.pp > 1:
         from memfit.parallel.stages import stages
 
-        return stages(model, pp, schedule=schedule, virtual_stages=virtual_stages, micro_batches=micro_batches, split=split)
-    return (RankModel("0", model),)
+        return stages(
+            part,
+            degrees.pp,
+            schedule=degrees.schedule,
+            virtual_stages=degrees.virtual_stages,
+            micro_batches=degrees.micro_batches,
+            split=degrees.split,
+        )
+    return (RankModel("0", part),)
+
+
+@of_model(64)
+def _within_layers(model: Model, degrees: Degrees) -> Model:
+    """Every layer cut by tensor and expert parallelism; the same for however many stages follow."""
+    if degrees.tp > 1:
+        from memfit.parallel.tensor import split_tensors
+
+        model = split_tensors(model, degrees.tp, sequence=degrees.sp, habits=degrees.habits)
+    if degrees.ep > 1:
+        from memfit.parallel.experts import split_experts
+
+        model = split_experts(model, degrees.ep, shared_tokens=degrees.habits.whole_experts and degrees.tp > 1)
+    return model

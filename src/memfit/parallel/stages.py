@@ -237,7 +237,7 @@ def _model_of(model: Model, cut: _Cut) -> Model:
         owned = {one.name for segment in segments for block in segment.blocks for one in block.parameters if not one.tied_to}
         segments = (*segments[:-1], _untied(segments[-1], owned))
     layers = sum([segment.repeat * len(segment.blocks) for segment in segments if segment.role == "layers"])
-    return model.replace(
+    return model.part(
         segments=segments,
         num_layers=layers,
         first_layer=model.first_layer + cut.begins,

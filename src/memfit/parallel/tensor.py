@@ -287,4 +287,4 @@ def split_tensors(model: Model, tp: int, *, sequence: bool, habits: Habits = USU
     segments, _ = walk_model(model, tp, sequence=sequence, habits=habits)
     heads = model.num_heads
     shared = tuple([one._replace(width=one.width // heads * share(heads, tp)) if one.per_head else one for one in model.shared])
-    return model.replace(segments=segments, shared=shared)
+    return model.part(segments=segments, shared=shared)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from memfit.model import Model
+from memfit.model.description import Model
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
