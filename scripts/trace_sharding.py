@@ -41,9 +41,6 @@ RUNS: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
     ("llama-1b fsdp2 7 ckpt", "meta-llama/Llama-3.2-1B-Instruct", 1, 1024, 7, {"ckpt": True}),
     ("llama-1b hsdp 2x8 ckpt", "meta-llama/Llama-3.2-1B-Instruct", 1, 1024, 8, {"ckpt": True, "replicas": 2}),
     ("llama-1b fsdp2 8 bf16", "meta-llama/Llama-3.2-1B-Instruct", 1, 2048, 8, {"mixed": False}),
-    ("llama-8b fsdp2 8 ckpt", "meta-llama/Meta-Llama-3.1-8B", 1, 2048, 8, {"ckpt": True}),
-    ("llama-8b fsdp2 8 stay", "meta-llama/Meta-Llama-3.1-8B", 1, 2048, 8, {"reshard": False}),
-    ("llama-8b fsdp2 8 separate", "meta-llama/Meta-Llama-3.1-8B", 1, 2048, 8, {"separate": True}),
 ]
 """id, config, batch, sequence, devices that share, what differs from the default."""
 
