@@ -303,6 +303,13 @@ def test_full_fine_tuning_and_what_stays_between_steps_agree_with_measured_runs(
     assert report.group("trainer steady").worst_percent < 0.1
 
 
+def test_sharded_steps_agree_with_the_tracker_and_with_measured_runs(report: Report) -> None:
+    for moment in ("peak", "after forward", "after backward"):
+        assert report.group(f"fsdp2 traced {moment}").worst_percent < 0.5
+    for name in ("zero-2 allocated", "zero-3 allocated"):
+        assert report.group(f"deepspeed {name}").median_percent < 3
+
+
 def test_every_row_of_the_corpus_is_compared_or_left_out_with_a_reason(report: Report) -> None:
     compared = {one.name: len(one.rows) for one in report.groups}
     outcomes = len(report.outcomes)
@@ -317,8 +324,8 @@ def test_every_row_of_the_corpus_is_compared_or_left_out_with_a_reason(report: R
         for name, number in compared.items()
         if name.split()[0] in ("litgpt", "peft", "trainer", "trainer-liger") and name.split()[1] in ("full", "lora", "qlora")
     )
-    operations = len(corpus.rows("operations"))  # rows of the same collection
-    assert peaks + outcomes + operations + without["training"] == corpus.collection()["training"]["rows"]
+    others = len(corpus.rows("operations")) + len(corpus.rows("sharded_training"))  # rows of the same collection
+    assert peaks + outcomes + others + without["training"] == corpus.collection()["training"]["rows"]
     generated = compared["generate 16-bit"] + compared["generate 4-bit"]
     assert generated + without["serving"] == corpus.collection()["serving"]["rows"]
 

@@ -59,8 +59,9 @@ def resolve_checkpointing(model: Model, runtime: Runtime, workload: Training, ch
 def resolve_step(job: Job, runtime: Runtime, workload: Training, choices: Choices) -> None:
     """DDP over several devices; an optimizer that steps within backward needs every gradient to be final when it arrives."""
     layout = job.parallelism
+    own_buffer = layout.sharding == "megatron"  # in which replicas' gradients are reduced as they are
     # devices that share a sequence hold the same weights, and add up their gradients as replicas do
-    several = (layout.dp_replicate or 1) * (layout.cp or 1) > 1 and not layout.zero
+    several = (layout.dp_replicate or 1) * (layout.cp or 1) > 1 and not layout.zero and not own_buffer
     if workload.ddp is None and runtime.mixed != "autocast":
         choices.changes["ddp"] = "none"  # it reduces its own gradients where they are
     elif workload.ddp is None:

@@ -144,7 +144,8 @@ def _master(job: Job, compiled: Compiled) -> str:
         size = DTYPE_BYTES[compiled.kernels.precision.master]
         return f"{compiled.profile.trained_parameters:,} x {size} B, which the optimizer updates, beside the 16-bit weights"
     what, element = _trained(job, compiled, sharding.master)
-    return _divided(what + element, sharding.degree if sharding.splits_states else 1) + f" ({sharding.rules.title})"
+    parts = sharding.degree if sharding.splits_states else 1
+    return f"{_divided(what + element, parts)} ({sharding.rules.title})"
 
 
 def _gone(compiled: Compiled) -> bool:

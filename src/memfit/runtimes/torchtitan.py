@@ -17,6 +17,7 @@ TORCHTITAN = Runtime(
     shards=3,
     sequence_parallel=True,
     split_logits=True,
+    separate_units=True,
     methods=("train", "full", "freeze"),
     only=(
         ("loss", ("eager",)),
