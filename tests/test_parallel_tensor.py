@@ -286,6 +286,16 @@ def test_dtensor_keeps_gathered_inputs_once() -> None:
     assert dtensor - megatron == (2 * layers + 1) * tokens * 2 * hidden * 3 // 4
 
 
+def test_a_selective_checkpoint_keeps_scattered_sums() -> None:
+    """As torchtitan's list does: after attention and after the MLP, 2 h / t a token each."""
+    found = []
+    for kept in ("attention", "attention,reduce_scatter"):
+        workload = {"kind": "train", "batch": 2, "seq": 32, "precision": "bf16-true", "checkpointing": f"selective:{kept}"}
+        (rank,) = api.estimate(llama(), workload, parallelism={"tp": 4, "sp": True}, overheads={"runtime": "torch"}).ranks
+        found.append(rank.kept_bytes or 0)
+    assert found[1] - found[0] == 2 * 2 * (2 * 32) * 2 * 64 // 4
+
+
 # --- laws
 
 
