@@ -361,6 +361,24 @@ def test_sequences_that_do_not_divide() -> None:
     assert "4,096 or 4,104" in (sequence_reason(4100, 8) or "")
 
 
+@pytest.mark.parametrize(
+    ("given", "degrees", "on", "code"),
+    [
+        ({"seq": 4100}, {"tp": 8, "sp": True}, None, "uneven-sequence"),
+        ({"seq": 64}, {"tp": 8}, "4x4xh100", "tensor-parallel-across-machines"),
+        ({"seq": 64, "loss": "fused"}, {"tp": 2}, None, "loss-over-split-vocabulary"),
+    ],
+)
+def test_layouts_to_look_at_are_warned_of(given: dict[str, Any], degrees: dict[str, Any], on: str | None, code: str) -> None:
+    answer = api.answer(llama(), {"kind": "train", **given}, parallelism=degrees, on=on, overheads={"runtime": "torch"})
+    assert code in [one.code for one in answer.warnings]
+
+
+def test_balanced_routing_is_warned_of() -> None:
+    answer = api.answer(mixtral(), {"kind": "train", "seq": 64}, parallelism={"dp_replicate": 4, "ep": 4})
+    assert "balanced-experts" in [one.code for one in answer.warnings]
+
+
 # --- experts
 
 
