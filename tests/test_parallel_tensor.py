@@ -286,6 +286,16 @@ def test_dtensor_keeps_gathered_inputs_once() -> None:
     assert dtensor - megatron == (2 * layers + 1) * tokens * 2 * hidden * 3 // 4
 
 
+def test_a_selective_checkpoint_keeps_scattered_sums() -> None:
+    """As torchtitan's list does: after attention and after the MLP, 2 h / t a token each."""
+    found = []
+    for kept in ("attention", "attention,reduce_scatter"):
+        workload = {"kind": "train", "batch": 2, "seq": 32, "precision": "bf16-true", "checkpointing": f"selective:{kept}"}
+        (rank,) = api.estimate(llama(), workload, parallelism={"tp": 4, "sp": True}, overheads={"runtime": "torch"}).ranks
+        found.append(rank.kept_bytes or 0)
+    assert found[1] - found[0] == 2 * 2 * (2 * 32) * 2 * 64 // 4
+
+
 # --- laws
 
 
@@ -349,6 +359,24 @@ def test_the_largest_degree_stays_within_a_machine() -> None:
 def test_sequences_that_do_not_divide() -> None:
     assert sequence_reason(4096, 8) is None
     assert "4,096 or 4,104" in (sequence_reason(4100, 8) or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "degrees", "on", "code"),
+    [
+        ({"seq": 4100}, {"tp": 8, "sp": True}, None, "uneven-sequence"),
+        ({"seq": 64}, {"tp": 8}, "4x4xh100", "tensor-parallel-across-machines"),
+        ({"seq": 64, "loss": "fused"}, {"tp": 2}, None, "loss-over-split-vocabulary"),
+    ],
+)
+def test_layouts_to_look_at_are_warned_of(given: dict[str, Any], degrees: dict[str, Any], on: str | None, code: str) -> None:
+    answer = api.answer(llama(), {"kind": "train", **given}, parallelism=degrees, on=on, overheads={"runtime": "torch"})
+    assert code in [one.code for one in answer.warnings]
+
+
+def test_balanced_routing_is_warned_of() -> None:
+    answer = api.answer(mixtral(), {"kind": "train", "seq": 64}, parallelism={"dp_replicate": 4, "ep": 4})
+    assert "balanced-experts" in [one.code for one in answer.warnings]
 
 
 # --- experts

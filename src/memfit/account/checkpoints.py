@@ -29,7 +29,7 @@ COUNTED = ("every", "first", "group")
 """Kinds that take a number of layers."""
 PARTS = ("core_attn",)
 """Parts of a layer that kernel sets recompute by themselves, as Megatron's recompute_modules names them."""
-DEFAULT_OPERATORS = ("mm/2", "addmm", "bmm", "attention", "convolution")
+DEFAULT_OPERATORS = ("mm/2", "addmm", "bmm", "attention", "convolution", "reduce_scatter")
 """torchtitan's default: every product and attention kernel, of the products without a bias every second one.
 
 Source: torchtitan distributed/activation_checkpoint.py SelectiveAC, with torch/_functorch/partitioners.py get_default_op_list.

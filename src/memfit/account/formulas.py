@@ -229,7 +229,10 @@ def _logits(job: Job, compiled: Compiled) -> str:
     collected = f"; {rows:,} rows at evaluation" if rows else ""
     own = KERNEL_SETS[compiled.kernels.kernels].logits if compiled.kernels.loss == "eager" else ""
     made = own or _LOSSES[compiled.kernels.loss]
-    return f"{b:,} x {s:,} tokens x {job.model.vocab_size:,} entries, {made}{collected}"
+    entries = f"{job.model.vocab_size:,}"
+    if compiled.kernels.split_logits:
+        entries += f" / {layout_of(job).tp}"
+    return f"{b:,} x {s:,} tokens x {entries} entries, {made}{collected}"
 
 
 def _cache(job: Job, compiled: Compiled) -> str:

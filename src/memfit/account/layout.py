@@ -146,6 +146,12 @@ def layout_warnings(job: Job) -> list[tuple[str, str]]:
         reason = sequence_reason(job.workload.seq, one.tp)
         if reason:
             found.append(("uneven-sequence", f"{reason}; Megatron refuses it, DTensor gives the first devices more"))
+    if one.tp > 1 and isinstance(job.workload, Training) and job.workload.loss not in (None, "eager"):
+        text = (
+            f"--loss {job.workload.loss} makes the logits from the head's weight: counted as if it worked on each device's part "
+            "of the vocabulary, which the libraries that have such losses may refuse under --tp"
+        )
+        found.append(("loss-over-split-vocabulary", text))
     if one.ep > 1:
         text = (
             f"experts get equal shares of the tokens in this count; early in training, or without a balancing loss, a device of "

@@ -39,6 +39,7 @@ def reduce_scatter(context: Context, op: Op, x: Tensor) -> list[Tensor]:
     out = tape.tensor(x.axis, op.outputs[0].width, x.dtype)
     copy: list[Size] = [x.size] if _functional(context) else []
     tape.record((x,), (out,), scratch=copy, backward_scratch=copy)
+    tape.name("reduce_scatter")
     return [out]
 
 

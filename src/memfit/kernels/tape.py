@@ -14,9 +14,9 @@ from memfit.precision import DTYPE_BYTES, PrecisionPolicy
 Size = tuple[int, int]
 """An axis and the bytes for each unit of it."""
 
-OPERATORS = ("mm", "addmm", "bmm", "attention", "convolution")
+OPERATORS = ("mm", "addmm", "bmm", "attention", "convolution", "reduce_scatter")
 """Operators whose outputs a selective checkpoint can keep, as torch names them: products without and with a bias, batched ones,
-the fused attention kernels, convolutions."""
+the fused attention kernels, convolutions, sums whose tokens are scattered over tensor-parallel devices."""
 
 WHOLE_BLOCK = 1 << 30
 """Later than any node."""

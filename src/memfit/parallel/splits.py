@@ -1,8 +1,8 @@
 """How each kind of operation runs on one of `tp` devices: one rule a kind.
 
 A value is whole on every device, split (a share of its heads or columns), or, with sequence parallelism, split along the tokens.
-A rule asks the walk for its inputs in the state that the operation needs, and says in which state its outputs are. Kinds without
-a rule may only meet whole values: `refused` names the others.
+A rule asks the walk for its inputs in the state that the operation needs, and says in which state its outputs are. A kind without
+a rule is refused: nothing is silently counted as whole.
 """
 
 from __future__ import annotations
