@@ -119,11 +119,13 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         cache=runtime.cache_format if _caches(job, workload) else "",
         ring=_ring(job),
     )
+    staged = (job.parallelism.pp or 1) > 1
+    accumulates = workload.grad_accum > 1 or staged  # a pipeline is filled with micro-batches
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
         checkpointing=checkpointing,
         outputs_kept=workload.outputs == "kept",
-        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1 or runtime.gradient_buffer,
+        gradients_persist=workload.zero_grad == "zeros" or accumulates or runtime.gradient_buffer,
         workspace=workspace_of(job, training=True).bytes,
         buffers=_causal_buffers(job),
         in_backward=workload.optimizer_in_backward,
@@ -131,7 +133,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
         evaluation=_evaluation(job, workload),
         sharding=_sharding(job),
-        pipeline=PIPELINES[runtime.pipeline] if (job.parallelism.pp or 1) > 1 else None,
+        pipeline=PIPELINES[runtime.pipeline] if staged else None,
         early_stop=runtime.early_stop,
         batch_tensors=runtime.batch_tensors,
     )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from memfit.account.layout import layout_of
 from memfit.job import Inference, Job, Training
 from memfit.parallel import ALONE, InFlight, rank_models
+from memfit.runtimes import DEFAULT_RUNTIME, find_runtime
+from memfit.runtimes.pipelines import PIPELINES
 
 
 class RankJob(NamedTuple):
@@ -31,6 +33,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         return (RankJob("0", devices, job),)
     workload = job.workload
     micro_batches = workload.grad_accum if isinstance(workload, Training) and workload.grad_accum > 1 else None
+    runtime = find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
     found = rank_models(
         job.model,
         tp=layout.tp,
@@ -40,7 +43,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         schedule="inference" if isinstance(workload, Inference) else layout.schedule,
         virtual_stages=layout.virtual_stages,
         micro_batches=micro_batches,
-        split=layout.stage_layers,
+        split=layout.stage_layers or PIPELINES[runtime.pipeline].split,
     )
     per_stage = devices // layout.pp
     return tuple([RankJob(one.name, one.stages * per_stage, job.replace(model=one.model), one.in_flight) for one in found])

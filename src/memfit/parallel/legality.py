@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.errors import UsageError
 from memfit.model import Model
 
 
@@ -20,8 +21,14 @@ def largest_legal(model: Model, devices: int, per_node: int) -> int:
     return max(tp for tp in range(1, most + 1) if devices % tp == 0 and per_node % tp == 0 and tensor_reason(model, tp) is None)
 
 
-def pipeline_reason(model: Model, pp: int) -> str | None:
+def pipeline_reason(model: Model, pp: int, *, virtual_stages: int = 1, split: str = "weighted") -> str | None:
     """Why the model cannot be cut into `pp` stages; `None` if it can."""
-    if pp > model.num_layers:
-        return f"{model.num_layers} layers do not fill {pp} stages"
+    if pp == 1:
+        return None
+    from memfit.parallel.stages import layers_of_stages
+
+    try:
+        layers_of_stages(model, pp, virtual_stages, split)
+    except UsageError as error:
+        return str(error).removeprefix(f"--pp {pp}: ")
     return None
