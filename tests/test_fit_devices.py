@@ -88,14 +88,12 @@ def test_there_is_nothing_to_share_on_one_device() -> None:
     assert not {"tp-2", "pp-2"} & {one.name for one in levers_for(inference_job(MILLION))}
 
 
-def _llama(heads: int, layers: int = 4) -> Model:
-    return build_model(
-        {
-            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8 * heads,
-            "intermediate_size": 64 * heads, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": 256,
-        },
-        name="tiny", source="by hand",
-    )  # fmt: skip
+def _llama(heads: int) -> Model:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8 * heads, "num_hidden_layers": 4,
+        "intermediate_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": 256,
+    }  # fmt: skip
+    return build_model(config, name="tiny", source="by hand")
 
 
 def _on_machines(of: Model, machines: int, **workload: Any) -> Job:

@@ -19,6 +19,8 @@ from memfit.parallel.stages import in_flight, layers_of_stages, stages
 LLAMA_405B: dict[str, Any] = {
     **models.LLAMA_8B, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
 }  # fmt: skip
+ALBERT: dict[str, Any] = {"model_type": "albert", "architectures": ["AlbertForMaskedLM"]}
+T5: dict[str, Any] = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_kv": 64, "num_heads": 8}
 STEP = Training(seq=512, attention="flash", precision="bf16-true", optimizer="adamw-fused", outputs="dropped")
 
 
@@ -56,6 +58,8 @@ def test_shares_of_layers(layers: int, pp: int, chunks: int, split: str, expecte
         (models.LLAMA_8B, {"pp": 4, "stage_layers": "8,8,8"}, "gives 24 layers to 3 of them; there are 32 layers and 4 stages"),
         (models.LLAMA_8B, {"pp": 4, "stage_layers": "8x"}, "8x"),
         (models.LLAMA_8B, {"pp": 4, "stage_layers": "most"}, "write weighted or even, or a number of layers for every stage"),
+        (ALBERT, {"pp": 2}, "share their parameters"),
+        (T5, {"pp": 2}, "read the encoder's output"),
         (models.LLAMA_8B, {"stage_layers": "even"}, "give --pp as well"),
         (models.LLAMA_8B, {"schedule": "gpipe"}, "give --pp as well"),
     ],

@@ -106,6 +106,12 @@ def share(of: Form, times: int, parts_of: int) -> Form:
     return sum([form(components.index(name), axis, -(-num_bytes * times // parts_of)) for name, axis, num_bytes in parts(of)])
 
 
+def only(of: Form, names: tuple[str, ...]) -> Form:
+    """The bytes of some components."""
+    components = (*_NEAR, *_FAR)
+    return sum([form(components.index(name), axis, num_bytes) for name, axis, num_bytes in parts(of) if name in names])
+
+
 def as_temporary(of: Form) -> Form:
     """The same bytes as working tensors: the gradients of what was kept."""
     return sum([form(TEMPORARY, axis, num_bytes) for axis, num_bytes in per_axis(of)])

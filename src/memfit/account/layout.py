@@ -39,8 +39,8 @@ class Layout(NamedTuple):
     schedule: str = "1f1b"
     virtual_stages: int = 1
     offload: str = "none"
-    stage_layers: str = "weighted"
-    """See `parallel.stages.layers_of_stages`."""
+    stage_layers: str = ""
+    """See `parallel.stages.layers_of_stages`; empty: as the runtime gives layers to stages."""
 
     @property
     def devices(self) -> int:
@@ -80,7 +80,7 @@ def layout_of(job: Job) -> Layout:
         schedule=given.schedule,
         virtual_stages=given.virtual_stages,
         offload=given.offload,
-        stage_layers=given.stage_layers or "weighted",
+        stage_layers=given.stage_layers or "",
     )
 
 

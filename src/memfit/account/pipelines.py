@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memfit.account.choices import Choices
-from memfit.account.forms import ACTIVATIONS, ZERO, Form, as_temporary, form, per_axis, share
+from memfit.account.forms import ACTIVATIONS, ZERO, Form, as_temporary, form, only, per_axis, share
 from memfit.errors import UsageError
 from memfit.job import Assumption, FineTuning, Parallelism, Training
 from memfit.model import Model
@@ -103,15 +103,19 @@ def resolve_micro_batches(given: Parallelism, workload: Training, choices: Choic
 class Held(NamedTuple):
     """What one micro-batch holds on a stage between its forward and its backward."""
 
-    layers: Form
+    layers: Form = ZERO
     """In all layers of the stage."""
-    ends: Form
+    ends: Form = ZERO
     """In its embedding or head, and what it has once: hidden states that it received, masks and tables."""
-    beside: Form
+    beside: Form = ZERO
     """Logits that the caller holds, apart from what is kept; below all of them."""
-    outputs: Form
-    boundary: Form
+    outputs: Form = ZERO
+    boundary: Form = ZERO
     """The hidden states that one stage hands to the next."""
+
+
+NOTHING = Held()
+"""Of a model that is not cut."""
 
 
 def as_activations(of: Form) -> Form:
@@ -122,14 +126,12 @@ def as_activations(of: Form) -> Form:
 def held_of(timeline: Timeline, shared: Form) -> Held:
     """What a micro-batch holds; `shared`: tables and masks that its layers keep.
 
-    Autocast's copies of the weights are made once for all micro-batches: the region spans the schedule.
+    Autocast's copies of the weights are made once for all micro-batches (the region spans the schedule), as are gathered weights.
     """
     runs = timeline.runs
     layers = ends = ZERO
     for index, run in enumerate(runs):
-        found = sum(timeline.kept[index])
-        if not run.shared:
-            found -= sum([one.casts_saved for place, one in enumerate(run.blocks) if run.span(place) is None])
+        found = only(sum(timeline.kept[index]), ("activations", "logits"))
         if run.role in ("layers", "between"):
             layers += found * run.repeat
         else:

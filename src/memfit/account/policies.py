@@ -127,11 +127,13 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         ring=_ring(job),
         **_split(job, runtime),
     )
+    staged = (job.parallelism.pp or 1) > 1
+    accumulates = workload.grad_accum > 1 or staged  # a pipeline is filled with micro-batches
     policy = TrainingPolicy(
         optimizer=optimizer_of(job, workload),
         checkpointing=checkpointing,
         outputs_kept=workload.outputs == "kept",
-        gradients_persist=workload.zero_grad == "zeros" or workload.grad_accum > 1 or runtime.gradient_buffer,
+        gradients_persist=workload.zero_grad == "zeros" or accumulates or runtime.gradient_buffer,
         workspace=workspace_of(job, training=True).bytes,
         buffers=_causal_buffers(job),
         in_backward=workload.optimizer_in_backward,
@@ -139,7 +141,7 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
         ema=(workload.ema_dtype or trained_format(kernels)) if workload.ema == "device" else "",
         evaluation=_evaluation(job, workload),
         sharding=_sharding(job, workload, formats),
-        pipeline=PIPELINES[runtime.pipeline] if (job.parallelism.pp or 1) > 1 else None,
+        pipeline=PIPELINES[runtime.pipeline] if staged else None,
         early_stop=runtime.early_stop,
         batch_tensors=runtime.batch_tensors,
     )

@@ -9,6 +9,7 @@ from memfit.job import Inference, Job, Training
 from memfit.parallel import ALONE, Degrees, InFlight, rank_models
 from memfit.parallel.habits import Habits
 from memfit.runtimes import DEFAULT_RUNTIME, find_runtime
+from memfit.runtimes.pipelines import PIPELINES
 
 
 class RankJob(NamedTuple):
@@ -33,6 +34,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         return (RankJob("0", devices, job),)
     workload = job.workload
     micro_batches = workload.grad_accum if isinstance(workload, Training) and workload.grad_accum > 1 else None
+    runtime = find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
     degrees = Degrees(
         tp=layout.tp,
         sp=layout.sp,
@@ -42,7 +44,7 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         schedule="inference" if isinstance(workload, Inference) else layout.schedule,
         virtual_stages=layout.virtual_stages,
         micro_batches=micro_batches,
-        split=layout.stage_layers,
+        split=layout.stage_layers or PIPELINES[runtime.pipeline].split,
     )
     found = rank_models(job.model, degrees)
     per_stage = devices // layout.pp

@@ -30,7 +30,7 @@ from memfit.account.forms import (
     per_axis,
 )
 from memfit.account.optimizers import Optimizer, Trained
-from memfit.account.pipelines import Held, as_activations, beside_of, held_of, with_others
+from memfit.account.pipelines import NOTHING, Held, as_activations, beside_of, held_of, with_others
 from memfit.account.profile import Moment, Profile, loading, pruned
 from memfit.account.residents import buffers_of, shared_cast
 from memfit.account.selection import trained_parameters
@@ -281,6 +281,7 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
     timeline = Timeline(runs, tables + cast, masks, policy, masks_saved=bool(saved_masks))
     before, kept = timeline.forward()
     last = runs[-1].blocks[-1]
+    staged = model.receives or model.sends
     sent = as_activations(last.output) if model.sends and policy.keeps_sent else ZERO
     timeline.backward(before, last.outputs + sent)
     if prefix is not None:
@@ -310,7 +311,7 @@ def _step(model: Model, kernels: KernelPolicy, policy: StepPolicy) -> _Step:
         + (sum(masks) if timeline.masks_stay else ZERO),
         backward_end=last.outputs + timeline.returned() + timeline.cache() + timeline.leaves() + leaf,
         host=_host(runs),
-        held=held_of(timeline, saved_masks + (ZERO if policy.checkpointing.all_layers else tables)),
+        held=held_of(timeline, saved_masks + (ZERO if policy.checkpointing.all_layers else tables)) if staged else NOTHING,
     )
 
 

@@ -243,6 +243,8 @@ class Model(Record):
     """Tokens of a chunk, where layers scan by chunks."""
     first_layer: int = 0
     """Layers before its first one, on other pipeline stages."""
+    sends: bool = False
+    """Its output goes to another pipeline stage."""
     relative_uncertainty: float = 0.0
     """Share by which the model itself may be off: 0 for a config, wide for a model known only by its size."""
     assumptions: tuple[Assumption, ...] = ()
@@ -252,11 +254,6 @@ class Model(Record):
     def receives(self) -> bool:
         """Whether it begins with what another pipeline stage made, not with ids or pixels."""
         return self.segments[0].role == "receive"
-
-    @property
-    def sends(self) -> bool:
-        """Whether its output goes to another pipeline stage."""
-        return self.segments[-1].role in ("layers", "between")
 
     @cached_property
     def memory(self) -> dict[str, dict[Any, Any]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from memfit.errors import UsageError
 from memfit.model import Model
+from memfit.model.remember import of_model
 from memfit.parallel.habits import USUAL
 from memfit.parallel.tensor import Need, walk_model
 
@@ -13,7 +12,7 @@ FARTHEST = 1024
 """Degrees up to which a legal one is looked for."""
 
 
-@lru_cache(maxsize=256)
+@of_model(1)
 def tensor_needs(model: Model) -> tuple[tuple[Need, ...], str]:
     """What must divide by a tensor-parallel degree, and why the model cannot be split at all (empty if it can)."""
     try:
@@ -80,7 +79,7 @@ def expert_reason(model: Model, ep: int) -> str | None:
     return None if broken is None else f"{broken:,} experts do not divide by {ep}"
 
 
-@lru_cache(maxsize=256)
+@of_model(1)
 def expert_counts(model: Model) -> tuple[int, ...]:
     """The distinct numbers of experts that its layers have."""
     found = [
@@ -113,8 +112,14 @@ def largest_legal(model: Model, devices: int, per_node: int) -> int:
     return max(tp for tp in range(1, most + 1) if devices % tp == 0 and per_node % tp == 0 and tensor_reason(model, tp) is None)
 
 
-def pipeline_reason(model: Model, pp: int) -> str | None:
+def pipeline_reason(model: Model, pp: int, *, virtual_stages: int = 1, split: str = "weighted") -> str | None:
     """Why the model cannot be cut into `pp` stages; `None` if it can."""
-    if pp > model.num_layers:
-        return f"{model.num_layers} layers do not fill {pp} stages"
+    if pp == 1:
+        return None
+    from memfit.parallel.stages import layers_of_stages
+
+    try:
+        layers_of_stages(model, pp, virtual_stages, split)
+    except UsageError as error:
+        return str(error).removeprefix(f"--pp {pp}: ")
     return None

@@ -101,7 +101,7 @@ def layers_of_stages(model: Model, pp: int, virtual_stages: int = 1, split: str 
     Raises:
         UsageError: see `stages`.
     """
-    reason = pipeline_reason(model)
+    reason = structure_reason(model)
     if reason is not None:
         raise UsageError(f"--pp {pp}: {reason}")
     layers, chunks = num_layers(model), pp * virtual_stages
@@ -154,9 +154,11 @@ def _stated(text: str, layers: int, pp: int, virtual_stages: int) -> tuple[int, 
     return tuple(counts)
 
 
-def pipeline_reason(model: Model) -> str | None:
+def structure_reason(model: Model) -> str | None:
     """Why the model cannot be cut into stages at all; `None` if it can."""
     segments = model.segments
+    if model.family == "counts":
+        return "only its size is known, not its layers: name a model or its dimensions"
     if model.encoder_decoder:
         return f"the decoder layers of {model.family} all read the encoder's output, which stages do not hand on"
     if model.reads_across_blocks or any(segment.provides for segment in segments):
@@ -241,6 +243,7 @@ def _model_of(model: Model, cut: _Cut) -> Model:
         segments=segments,
         num_layers=layers,
         first_layer=model.first_layer + cut.begins,
+        sends=not cut.last,
         loss=model.loss if cut.last else None,
         pixels=model.pixels if cut.first else 0,
         stated_parameters=None,
