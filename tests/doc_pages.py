@@ -29,6 +29,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FORMULAS = [page for page in PAGES if page.parent.name == "formulas" and page.name != "README.md"]
 
+EXAMPLES = [page for page in PAGES if page.parent.name == "examples" and page.name != "README.md"]
+
 NOT_RUN = {
     "memfit infer HuggingFaceTB/SmolLM2-1.7B-Instruct@main": "reads the Hub: a revision is never answered from a preset",
 }
@@ -206,7 +208,7 @@ def calculated(text: str) -> Decimal:
 def sums() -> list[tuple[str, str, str]]:
     """Every line of a `text` block on a page of ours that is a calculation with its result."""
     found = []
-    for page in (*FORMULAS, ROOT / "docs" / "concepts.md"):
+    for page in (*FORMULAS, *EXAMPLES, ROOT / "docs" / "concepts.md", ROOT / "docs" / "faq.md"):
         for block in fences(page.read_text(encoding="utf-8")):
             for offset, line in enumerate(block.lines if block.language == "text" else []):
                 match = _ARITHMETIC.match(line)

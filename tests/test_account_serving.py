@@ -157,6 +157,8 @@ def _resolved(workload: Inference | Training, device: str | None) -> Resolved:
         (Training(precision="bf16-mixed"), "a100-sxm-80gb", set()),
         (Inference(quantization="fp8", weight_dtype="bf16"), "m4-max-64gb", {"other-runtime"}),  # its formats are not known
         (Inference(quantization="fp8", weight_dtype="bf16"), None, set()),
+        (Inference(weight_dtype="fp16"), "tpu-v5e", {"no-fp16", "other-runtime"}),
+        (Inference(), "tpu-v5e", {"other-runtime"}),
     ],
 )
 def test_formats_that_a_device_does_not_compute_in_are_named(

@@ -338,6 +338,7 @@ def test_a_plain_size_is_an_unnamed_device(text: str, usable_bytes: int, count: 
         ("a100", "a100-40gb"),
         ("m4-max", "m4-max-64"),
         ("v5p-16", "8 chips"),
+        ("v5e-1", "1 chip, "),
         ("v3-8", "two devices a chip"),
         ("80GB", "80GiB"),
         ("2x8xh200", "2 nodes of 8"),

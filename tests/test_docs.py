@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 from doc_pages import (
+    EXAMPLES,
     FORMULAS,
     LINK,
     NOT_RUN,
@@ -55,7 +56,7 @@ from memfit.account.sharding import Buckets
 from memfit.account.states import state_bytes, step_scratch
 from memfit.fit.answer import Answer, Kernel, Limit, Recommendation, RuleOfThumb, Step, Verdict
 from memfit.fit.answer import Warning as Caution
-from memfit.job import Assumption, Hardware
+from memfit.job import Assumption, Hardware, Overheads, Parallelism
 from memfit.kernels import Adapter, KernelPolicy, lower
 from memfit.kernels import modules as kernel_modules
 from memfit.kernels.ring import Ring, scratch
@@ -150,11 +151,14 @@ def register_family(path: str, code: types.CodeType, monkeypatch: pytest.MonkeyP
 
 @functools.cache
 def answer_of(model: str, kind: str, on: str | None, given: tuple[tuple[str, Any], ...]) -> memfit.Answer:
-    return memfit.answer(model, {"kind": kind, **dict(given)}, on=on)
+    words = dict(given)
+    parallelism = {name: words.pop(name) for name in list(words) if name in Parallelism.options}
+    overheads = {name: words.pop(name) for name in list(words) if name in Overheads.options}
+    return memfit.answer(model, {"kind": kind, **words}, on=on, parallelism=parallelism, overheads=overheads)
 
 
 def job(model: str, kind: str, on: str | None = None, **given: Any) -> memfit.Answer:
-    """The answer for a model and a workload."""
+    """The answer for a model and a workload; degrees and the runtime are given beside the workload's inputs."""
     return answer_of(model, kind, on, tuple(given.items()))
 
 
@@ -275,6 +279,21 @@ def test_a_formula_page_has_a_checked_number_a_source_and_its_limits(page: Path)
     assert [where for _, _, where in SUMS if where.startswith(name_of(page) + ":")]
     assert re.search(r"^## Sources?$", text, re.MULTILINE)
     assert re.search(r"^## Not covered$", text, re.MULTILINE)
+
+
+STEPS_OF_AN_EXAMPLE = [
+    "Inputs", "By hand", "What memfit says", "What to do", "What is assumed, and the interval", "Verify",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=[page.stem for page in EXAMPLES])
+def test_a_worked_example_goes_from_the_inputs_to_a_number_by_hand_to_what_to_do(page: Path) -> None:
+    headings = [line.removeprefix("## ") for line in prose(page.read_text(encoding="utf-8")) if line.startswith("## ")]
+    assert [one for one in headings if one in STEPS_OF_AN_EXAMPLE] == STEPS_OF_AN_EXAMPLE
+    assert list(checks(page))
+    assert [one for one in commands(page) if one.shown is not None]
+    assert [where for _, _, where in SUMS if where.startswith(name_of(page) + ":")]
+    assert f"({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
 
 
 def words_in(page: str) -> set[str]:

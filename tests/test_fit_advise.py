@@ -164,6 +164,10 @@ def test_verify_names_the_number_to_compare_with() -> None:
     assert "--max_steps 2" in verify(trainer, current)[0].why
     radeon = dataclasses.replace(training_job(), cluster=cluster(80 * GiB, vendor="amd"))
     assert verify(radeon, current)[2].command.startswith("rocm-smi")
+    tpu = dataclasses.replace(training_job(), cluster=cluster(80 * GiB, vendor="google"))
+    (only,) = verify(tpu, current)
+    assert "13.00 GiB" in only.why
+    assert "memory_stats()" in only.command
 
 
 # --- commands

@@ -178,6 +178,22 @@ def test_padding_is_less_than_a_row_for_each_device(rows: int, columns: int, n: 
     assert 0 <= n * elements - rows * columns < n * (1 if flat else columns)
 
 
+BUFFERS = 2 * (32 // 2) * 4
+"""The rotary embedding's inv_freq and original_inv_freq in fp32, for heads of 32."""
+
+
+@pytest.mark.parametrize("scheme", ["fsdp2", "fsdp1"])
+@pytest.mark.parametrize(("precision", "each"), [("bf16-mixed", 16), ("fp16-mixed", 16), ("32-true", 16), ("bf16-true", 8)])
+def test_fsdp_over_one_device_keeps_the_weights_as_they_are_stored(scheme: str, precision: str, each: int) -> None:
+    """Tensor parallelism may leave one device to shard over: mixed precision is then over fp32 weights all the same."""
+    alone = {"zero": 3, "dp_shard": 1, "sharding": scheme}
+    psi = memfit.load_model(LLAMA).num_parameters
+    assert states(LLAMA, alone, precision=precision, optimizer="adamw-fused") == each * psi + BUFFERS
+    assert states(LLAMA, {**alone, "tp": 2}, precision=precision, optimizer="adamw-fused") == states(
+        LLAMA, {"tp": 2}, precision=precision, optimizer="adamw-fused"
+    )
+
+
 def test_a_scheme_names_the_stages_that_it_has() -> None:
     with pytest.raises(UsageError, match=r"--zero 2 \(reshard_after_forward=False\) and --zero 3"):
         rank(LLAMA, {"zero": 1, "dp_shard": 4, "sharding": "fsdp2"})

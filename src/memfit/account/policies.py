@@ -13,7 +13,7 @@ from memfit.account.overheads import Overhead
 from memfit.account.resolve import runtime_of
 from memfit.account.sharding import SCHEMES, UNSHARDED, Formats, Sharding, formats_of
 from memfit.account.training import TrainingPolicy
-from memfit.job import Inference, Job, Training
+from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.ring import Ring
 from memfit.kernels.sets import KERNEL_SETS, KernelSet
@@ -99,7 +99,8 @@ def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, Train
     """What decides the kernels and the step of a training job."""
     keys = (workload.seq or 1) + finetuning.virtual_tokens(workload) + finetuning.virtual_keys(workload)
     runtime, kernel_set = runtime_of(job), KERNEL_SETS[workload.kernels or "eager"]
-    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype, runtime.mixed)
+    mixed = "fsdp2" if _casts_units_alone(job, workload) else runtime.mixed
+    precision = training_policy(workload.precision or "bf16-mixed", workload.weight_dtype, mixed)
     formats = _formats(job, precision)
     if formats is not None:
         precision = formats.kernels
@@ -163,9 +164,21 @@ def _split(job: Job, runtime: Runtime) -> dict[str, Any]:
 
 
 def _formats(job: Job, precision: PrecisionPolicy) -> Formats | None:
-    """What the precision means under the job's scheme; `None` where there is none."""
-    scheme = SCHEMES.get(layout_of(job).scheme)
-    return formats_of(scheme, precision, trainer=runtime_of(job).trainer) if scheme else None
+    """What the precision means under the job's scheme; `None` where there is none, and where nothing is left to gather from."""
+    one = layout_of(job)
+    scheme = SCHEMES.get(one.scheme)
+    if scheme is None or (scheme.gathers and one.shards == 1):
+        return None
+    return formats_of(scheme, precision, trainer=runtime_of(job).trainer)
+
+
+def _casts_units_alone(job: Job, workload: Training) -> bool:
+    """FSDP over a single device: fp32 weights that nobody shares, and of each unit a copy in bf16 while it runs."""
+    one = layout_of(job)
+    scheme = SCHEMES.get(one.scheme)
+    frozen = isinstance(workload, FineTuning) and workload.method != "full"
+    over_fp32 = workload.precision in (None, "bf16-mixed") and workload.weight_dtype in (None, "fp32")
+    return scheme is not None and scheme.gathers and one.shards == 1 and over_fp32 and not frozen
 
 
 def _sharding(job: Job, workload: Training, formats: Formats | None) -> Sharding:

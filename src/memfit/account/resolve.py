@@ -223,6 +223,11 @@ def _lacks_bf16(job: Job) -> bool:
     return bool(native) and "bf16" not in native
 
 
+def _lacks_fp16(job: Job) -> bool:
+    """Of TPUs alone: the formats listed for other devices are those with a published rate."""
+    return job.cluster is not None and job.cluster.device.kind == "tpu" and "fp16" not in job.cluster.device.native_dtypes
+
+
 def _resolve_inference(job: Job, workload: Inference, choices: Choices) -> None:
     model = job.model
     if model.pixels:
@@ -239,6 +244,8 @@ def _resolve_inference(job: Job, workload: Inference, choices: Choices) -> None:
         why = "the checkpoint's format" if model.dtype == dtype else usual
         if dtype == "bf16" and _lacks_bf16(job):
             dtype, why = "fp16", "this device has no bf16"
+        elif dtype == "fp16" and _lacks_fp16(job):
+            dtype, why = "bf16", "this device has no fp16"
         choices.assume("weight_dtype", dtype, why)
     if workload.kv_dtype is None:
         choices.assume("kv_dtype", dtype, "the cache follows the weights' format")
@@ -394,9 +401,9 @@ def _warn_of_devices(job: Job, choices: Choices) -> None:
         return
     _warn_of_formats(job, choices)
     if cluster.device.kind in ("tpu", "unified", "npu"):
-        choices.warnings.append(
-            ("other-runtime", f"kernels are counted as PyTorch on CUDA runs them; on {cluster.device.vendor} they differ")
-        )
+        differ = {"google": "XLA fuses, schedules and pads to tiles instead"}.get(cluster.device.vendor)
+        differ = differ or f"on {cluster.device.vendor} they differ"
+        choices.warnings.append(("other-runtime", f"kernels are counted as PyTorch on CUDA runs them; {differ}"))
 
 
 def _warn_of_formats(job: Job, choices: Choices) -> None:
@@ -412,6 +419,9 @@ def _warn_of_formats(job: Job, choices: Choices) -> None:
         instead = "--weight-dtype fp16" if isinstance(workload, Inference) else "--precision fp16-mixed"
         text = f"{cluster.device.title} has no bf16: torch emulates it slowly and some kernels refuse it; use {instead}"
         choices.warnings.append(("no-bf16", text))
+    if "fp16" in used and _lacks_fp16(job):
+        instead = "--weight-dtype bf16" if isinstance(workload, Inference) else "--precision bf16-mixed"
+        choices.warnings.append(("no-fp16", f"{cluster.device.title} has no fp16 units: use {instead}, of the same size"))
     if "fp8" in used and "fp8" not in native:
         text = f"{cluster.device.title} has no fp8 units: an engine may store it as counted, but computes in 16 bits"
         choices.warnings.append(("no-fp8", text))

@@ -254,7 +254,7 @@ class Timeline:
         """Before a unit's backward its weights are cast again; after it, when they are gone, its gradients are reduced."""
         before = base + cast + memory.output + run.kept(place)
         self.note("backward", f"cast of a {run.names[place]}'s weights", before, (unit.casting,))
-        self.note("backward", f"reduction of a {run.names[place]}'s gradients", base + as_temporary(memory.input), unit.reducing)
+        self.note("backward", f"reduction of gradients: {run.names[place]}", base + as_temporary(memory.input), unit.reducing)
 
     def _recomputation(self, run: Run, blocks: tuple[BlockMemory, ...], span: tuple[int, int], base: Form) -> None:
         """A checkpoint's blocks run forward again, one after the other, and keep what autograd saves."""

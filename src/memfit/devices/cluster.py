@@ -161,7 +161,9 @@ def _slice(generation: str, number: int, name: str) -> _Unit:
     if chips > kind.max_chips:
         largest = f"{generation}-{kind.max_chips * kind.cores_per_number}"
         raise UsageError(f"{name!r} is larger than a pod ({largest}): write several slices, such as 2x{largest}")
-    counted = f"{number} TensorCores, {chips} chips" if kind.cores_per_number == 2 else f"{chips} chips"
+    counted = f"{chips} chip" if chips == 1 else f"{chips} chips"
+    if kind.cores_per_number == 2:
+        counted = f"{number} TensorCores, {counted}"
     seen = "two devices a chip" if kind.devices_per_chip == 2 else "one device a chip"
     note = f"the slice {name} has {counted}, {seen}"
     return _Unit(find_device(kind.device_id), chips * kind.devices_per_chip, "slices", note)

@@ -104,6 +104,10 @@ def _short_sequence(job: Job) -> Warning | None:
 def verify(job: Job, current: Estimate) -> tuple[Step, ...]:
     """What to run to check the answer, and which of the three numbers to compare with it."""
     peak = current.peak
+    vendor = job.cluster.device.vendor if job.cluster is not None else "nvidia"
+    if vendor == "google":
+        why = f"after two steps or one full-length request: compare with {format_gib(peak.device_bytes)} on each device"
+        return (Step(why=why, command=_XLA_PEAK),)
     allocated = f"compare with {format_gib(peak.allocated_bytes)} allocated"
     if not isinstance(job.workload, Training):
         run = f"after one full-length request: {allocated}"
@@ -113,7 +117,6 @@ def verify(job: Job, current: Estimate) -> tuple[Step, ...]:
         run = f"after two steps (the first is lower: optimizer states are made at its end): {allocated}"
     reserved = f"at the same place: compare with {format_gib(peak.reserved_bytes)} reserved"
     steps = [Step(why=run, command=_ALLOCATED), Step(why=reserved, command=_RESERVED)]
-    vendor = job.cluster.device.vendor if job.cluster is not None else "nvidia"
     command = _DEVICE_COMMANDS.get(vendor)
     if command is not None:
         why = f"while it runs: compare with {format_gib(peak.device_bytes)} on the device, context included"
@@ -123,6 +126,8 @@ def verify(job: Job, current: Estimate) -> tuple[Step, ...]:
 
 _ALLOCATED = 'python: print(torch.cuda.max_memory_allocated() / 2**30, "GiB")'
 _RESERVED = 'python: print(torch.cuda.max_memory_reserved() / 2**30, "GiB")'
+_XLA_PEAK = 'python: print(jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 2**30, "GiB")'
+"""XLA's allocator keeps one figure: nothing is reserved beside it, and there is no `nvidia-smi`."""
 _DEVICE_COMMANDS = {
     "nvidia": "nvidia-smi --query-gpu=memory.used --format=csv",
     "": "nvidia-smi --query-gpu=memory.used --format=csv",

@@ -76,6 +76,10 @@ def _has_bf16(cluster: Cluster | None) -> bool:
     return not native or "bf16" in native
 
 
+def _has_fp16(cluster: Cluster | None) -> bool:
+    return cluster is None or cluster.device.kind != "tpu" or "fp16" in cluster.device.native_dtypes
+
+
 MakeWorkload = Callable[["Model", "Cluster | None"], Workload]
 
 
@@ -83,6 +87,7 @@ def _infer(quantization: str) -> MakeWorkload:
     def workload(model: Model, cluster: Cluster | None) -> Workload:
         half = model.dtype if model.dtype in ("bf16", "fp16") else "bf16"
         half = half if _has_bf16(cluster) else "fp16"
+        half = half if _has_fp16(cluster) else "bf16"
         context = None if model.pixels else _up_to(model.max_positions, CONTEXT)
         return Inference(context=context, weight_dtype=half, quantization=quantization)
 
