@@ -34,7 +34,6 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         return (RankJob("0", devices, job),)
     workload = job.workload
     micro_batches = workload.grad_accum if isinstance(workload, Training) and workload.grad_accum > 1 else None
-    runtime = find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
     degrees = Degrees(
         tp=layout.tp,
         sp=layout.sp,
@@ -44,11 +43,17 @@ def rank_jobs(job: Job) -> tuple[RankJob, ...]:
         schedule="inference" if isinstance(workload, Inference) else layout.schedule,
         virtual_stages=layout.virtual_stages,
         micro_batches=micro_batches,
-        split=layout.stage_layers or PIPELINES[runtime.pipeline].split,
+        split=stage_split(job),
     )
     found = rank_models(job.model, degrees)
     per_stage = devices // layout.pp
     return tuple([RankJob(one.name, one.stages * per_stage, job.replace(model=one.model), one.in_flight) for one in found])
+
+
+def stage_split(job: Job) -> str:
+    """How layers are given to pipeline stages: as the job says, or as its runtime does."""
+    runtime = find_runtime(job.overheads.runtime) if job.overheads.runtime else DEFAULT_RUNTIME
+    return job.parallelism.stage_layers or PIPELINES[runtime.pipeline].split
 
 
 def _habits(job: Job, layout: Layout) -> Habits:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memfit.account.estimate import Estimate
 from memfit.account.layout import layout_of
-from memfit.account.ranks import check_layout
+from memfit.account.ranks import check_layout, stage_split
 from memfit.errors import UsageError
 from memfit.fit.answer import Recommendation
 from memfit.fit.command import device_word
@@ -70,7 +70,8 @@ def spread(job: Job, count: int) -> Job | None:
     if isinstance(job.workload, Inference):
         tp = largest_legal(job.model, count, cluster.devices_per_node)
         stages = count // tp
-        return with_layout(there, tp=tp, pp=stages) if stages == 1 or pipeline_reason(job.model, stages) is None else None
+        reason = pipeline_reason(job.model, stages, split=stage_split(job))
+        return with_layout(there, tp=tp, pp=stages) if reason is None else None
     if count % (one.tp * one.pp * one.cp) or job.workload.optimizer_in_backward:
         return None
     if count == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.account.layout import Layout, layout_of
+from memfit.account.ranks import stage_split
 from memfit.account.resolve import runtime_of
 from memfit.fit.levers.lever import Lever, with_workload
 from memfit.job import Inference, Job, Training
@@ -206,7 +207,7 @@ def _pipeline_applies(degree: int) -> Callable[[Job], bool]:
         cluster, one = job.cluster, layout_of(job)
         if cluster is None or one.pp >= degree or cluster.count % (one.tp * one.cp * degree):
             return False
-        return pipeline_reason(job.model, degree) is None
+        return pipeline_reason(job.model, degree, virtual_stages=one.virtual_stages, split=stage_split(job)) is None
 
     return applies
 
