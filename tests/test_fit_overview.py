@@ -98,7 +98,9 @@ def test_a_device_without_bf16_is_asked_about_in_fp16() -> None:
     assert len([one for one in both if "--precision bf16-true" in one]) == 3
 
 
-@pytest.mark.parametrize(("name", "devices"), [("llama-3.1-70b", "8xh100"), ("llama-3.1-405b", "16xh100"), ("llama-2-7b", "2x4090")])
+@pytest.mark.parametrize(
+    ("name", "devices"), [("llama-3.1-70b", "8xh100"), ("llama-3.1-405b", "16xh100"), ("llama-2-7b", "2x4090")]
+)
 def test_the_command_of_a_way_asks_what_was_judged(name: str, devices: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where it was split over the devices because replicas do not fit."""
     for way in api.overview(name, devices).ways:

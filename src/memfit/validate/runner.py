@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.errors import UsageError, did_you_mean
-from memfit.validate import corpus, generations, operations, parameters, serving, sharded, traces, training, torchtitan
+from memfit.validate import corpus, generations, operations, parameters, serving, sharded, torchtitan, traces, training
 from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
