@@ -12,6 +12,7 @@ from memfit.account.estimate import Estimate
 from memfit.account.layout import layout_of
 from memfit.families import build_model
 from memfit.fit.devices import enough, more_devices, spread
+from memfit.fit.ladder import climb
 from memfit.fit.levers import levers_for
 from memfit.fit.levers.spread import layout_words, with_layout
 from memfit.job import Job, Training
@@ -26,7 +27,7 @@ def sharded(job: Job) -> Estimate:
     weights = 4 * MILLION // (one.shards if one.zero == 3 else 1)
     states = 12 * MILLION // (one.shards if one.zero else 1)
     assert isinstance(job.workload, Training)
-    activations = MILLION // (10 if job.workload.checkpointing == "full" else 1)
+    activations = MILLION // (10 if job.workload.checkpointing in ("full", "offloaded") else 1)
     return peak_only(lambda _: (weights + states) // (one.tp * one.pp) + activations)(job)
 
 
@@ -90,7 +91,7 @@ def test_there_is_nothing_to_share_on_one_device() -> None:
 
 def _llama(heads: int) -> Model:
     config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8 * heads, "num_hidden_layers": 4,
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8 * heads, "num_hidden_layers": 8,
         "intermediate_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": 256,
     }  # fmt: skip
     return build_model(config, name="tiny", source="by hand")
@@ -111,7 +112,7 @@ def test_tensor_parallelism_stays_within_a_machine_and_divides_the_heads() -> No
 def test_pipelines_have_no_more_stages_than_layers() -> None:
     names = {one.name for one in levers_for(_on_machines(_llama(8), 1))}
     assert {"pp-2", "pp-4"} <= names
-    assert "pp-8" not in names
+    assert "pp-8" not in names  # embedding and head weigh as a layer each
 
 
 def test_the_idle_share_of_a_pipeline() -> None:
@@ -127,3 +128,12 @@ def test_what_is_left_of_the_devices_replicates_or_shards() -> None:
     assert layout_words(layout_of(with_layout(job, tp=2, zero=3, scheme="fsdp2"))) == "tp 2 x dp-shard 8"
     assert layout_of(with_layout(job, tp=2, pp=4)).dp_replicate == 2
     assert spread(dataclasses.replace(job, workload=job.workload.replace(optimizer_in_backward=True)), 32) is None
+
+
+def test_what_leaves_devices_to_others_is_tried_before_pipelines() -> None:
+    # 17 MB on one. FSDP over 8 and recomputed layers: 16 / 8 + 0.1 = 2.1 MB. A pipeline of 4 alone: 16 / 4 + 1 = 5 MB; with FSDP
+    # over the two devices that are left, and recomputed layers, 2.1 MB as well.
+    job = with_layout(dataclasses.replace(training_job(2_200_000, of=_llama(8)), cluster=cluster(2_200_000, 8)))
+    ladder = climb(job, sharded, sharded(job))
+    assert ladder.best is not None
+    assert [lever.name for lever in ladder.best.levers] == ["fsdp", "checkpointing"]

@@ -150,7 +150,29 @@ def _combine(
 def _cheapest_set(
     job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
 ) -> tuple[Trial | None, list[Trial]]:
-    """The set that fits and whose dearest lever is as cheap as possible, stripped; and the sets that were looked at.
+    """The set that fits and whose dearest lever is as cheap as possible, stripped; or the sets that were looked at.
+
+    Levers that spread layers over devices leave fewer to others (a pipeline over all devices leaves none to FSDP), so sets
+    without them are searched first, and sets with them only where their dearest lever may be cheaper.
+    """
+    best: Trial | None = None
+    looked: list[Trial] = []
+    for highest in sorted({lever.spreads for lever in levers}):
+        dearest = None if best is None else levers.index(best.levers[-1])
+        added = [place for place, lever in enumerate(levers) if lever.spreads == highest]
+        if dearest is not None and dearest < added[0]:
+            break
+        found, seen = _search(job, estimate, [lever for lever in levers if lever.spreads <= highest], least)
+        looked += seen
+        if found is not None and (dearest is None or levers.index(found.levers[-1]) < dearest):
+            best = found
+    return best, [] if best is not None else looked
+
+
+def _search(
+    job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
+) -> tuple[Trial | None, list[Trial]]:
+    """The same among levers that can go together.
 
     A lever only ever frees memory, so when all levers up to one cost do not fit, no combination of them does. Levers that may
     add some are the exception: when everything together does not fit, everything without those is looked at as well.

@@ -34,6 +34,8 @@ class Lever(Record):
     """It changes what is computed, not only how: combinations of other levers go before it."""
     may_add: bool = False
     """It can add memory beside what it frees, so a set with it may not fit where the same set without it does."""
+    spreads: int = 0
+    """1 and more: it takes devices for layers that others would take (tensor, then pipeline parallelism)."""
     edit_to: Callable[[Job, int], Job] | None = None
     """Levers on a number: the job with it at a value (or the nearest legal one below); solved for the largest that fits."""
     strongest: int = 1

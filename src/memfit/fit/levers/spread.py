@@ -171,6 +171,7 @@ def _tensor(degree: int) -> Lever:
     return Lever(
         name=f"tp-{degree}",
         group="tensor",
+        spreads=1,
         why_here="the same arithmetic; each layer waits for its neighbours",
         applies=_tensor_applies(degree),
         edit=lambda job: with_layout(job, tp=degree, sp=isinstance(job.workload, Training)),
@@ -238,6 +239,7 @@ def _pipeline(degree: int) -> Lever:
     return Lever(
         name=f"pp-{degree}",
         group="pipeline",
+        spreads=2,
         why_here="the same gradients; stages wait for one another",
         may_add=True,  # a stage keeps the activations of several micro-batches
         applies=_pipeline_applies(degree),
