@@ -150,7 +150,7 @@ def test_the_overview_shows_every_device_at_every_width(
     out = ask(config)[1]
     devices = json.loads(ask(config, "--json")[1])["devices"]
     row = re.findall(r"^full fine-tuning .*", out, re.MULTILINE)
-    words = [word for line in row for word in line.split() if word in ("fits", "tight", "no")]
+    words = [word for line in row for word in line.split() if re.fullmatch(r"fits|tight|no|\d+x", word)]
     assert len(words) == len(devices)
     # commands are never broken
     assert max(len(line) for line in out.splitlines() if not line.startswith("  • memfit ")) <= int(columns)
