@@ -167,6 +167,13 @@ def part(component: str, model: str, kind: str, on: str | None = None, **given: 
     return next(one.bytes for one in job(model, kind, on, **given).estimate.worst.components if one.name == component)
 
 
+def model_states(model: str, kind: str, on: str | None = None, **given: Any) -> int:
+    """Bytes of weights, gradients, master weights and optimizer states, as they meet in the optimizer's step."""
+    phases = job(model, kind, on, **given).estimate.worst.phases
+    step = next(one.components for one in phases if one.name == "optimizer-step" and not one.first_step)
+    return sum(step.get(name, 0) for name in ("weights", "gradients", "master_weights", "optimizer_states"))
+
+
 @functools.cache
 def _ranks(model: str, kind: str, degrees: tuple[tuple[str, Any], ...], given: tuple[tuple[str, Any], ...]) -> tuple[Rank, ...]:
     return memfit.estimate(model, {"kind": kind, **dict(given)}, parallelism=dict(degrees)).ranks
