@@ -111,6 +111,20 @@ def test_what_is_not_run_is_still_there() -> None:
     assert set(NOT_RUN) <= {one.text for one in COMMANDS}
 
 
+REFUSED = [
+    tuple(re.findall(r"`([^`]+)`", line)[:2])
+    for line in (ROOT / "docs/tasks/several-devices.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `memfit ")
+]
+
+
+@pytest.mark.parametrize(("command", "message"), REFUSED)
+def test_what_is_refused_says_so(command: str, message: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = run(command)
+    assert code == 2
+    assert capsys.readouterr().err.strip() == f"memfit: error: {message}"
+
+
 # Python blocks
 
 
