@@ -111,6 +111,20 @@ def test_what_is_not_run_is_still_there() -> None:
     assert set(NOT_RUN) <= {one.text for one in COMMANDS}
 
 
+REFUSED = [
+    tuple(re.findall(r"`([^`]+)`", line)[:2])
+    for line in (ROOT / "docs/tasks/several-devices.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `memfit ")
+]
+
+
+@pytest.mark.parametrize(("command", "message"), REFUSED)
+def test_what_is_refused_says_so(command: str, message: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = run(command)
+    assert code == 2
+    assert capsys.readouterr().err.strip() == f"memfit: error: {message}"
+
+
 # Python blocks
 
 
@@ -165,6 +179,13 @@ def job(model: str, kind: str, on: str | None = None, **given: Any) -> memfit.An
 def part(component: str, model: str, kind: str, on: str | None = None, **given: Any) -> int:
     """Bytes of one component, at its largest."""
     return next(one.bytes for one in job(model, kind, on, **given).estimate.worst.components if one.name == component)
+
+
+def model_states(model: str, kind: str, on: str | None = None, **given: Any) -> int:
+    """Bytes of weights, gradients, master weights and optimizer states, as they meet in the optimizer's step."""
+    phases = job(model, kind, on, **given).estimate.worst.phases
+    step = next(one.components for one in phases if one.name == "optimizer-step" and not one.first_step)
+    return sum(step.get(name, 0) for name in ("weights", "gradients", "master_weights", "optimizer_states"))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from memfit.fit.answer import Answer, Verdict
 from memfit.fit.command import command_line
 from memfit.fit.hardware import on_device, smallest_devices
 from memfit.fit.thumb import rule_of_thumb
-from memfit.job import Assumption, Job, Overheads
+from memfit.job import Assumption, Job, Overheads, Parallelism
 from memfit.units import GiB
 
 
@@ -186,6 +186,14 @@ def test_a_command_says_only_what_was_asked_and_what_changed() -> None:
 def test_a_command_repeats_the_model_as_it_was_given() -> None:
     job = training_job(of=model(facts={"arguments": ("my model/config.json", "--head", "X")}))
     assert shlex.split(command_line(job))[:5] == ["memfit", "train", "my model/config.json", "--head", "X"]
+
+
+def test_a_command_has_the_flags_of_an_edited_layout() -> None:
+    asked = dataclasses.replace(training_job(), cluster=cluster(10**9, 8))
+    alone = dataclasses.replace(asked, parallelism=Parallelism(dp_replicate=8, dp_shard=1, tp=1, pp=1, cp=1, ep=1, zero=0))
+    split = alone.parallelism.replace(dp_replicate=1, dp_shard=4, tp=2, zero=3, sharding="fsdp2", sp=True)
+    command = command_line(asked, dataclasses.replace(alone, parallelism=split), resolved=alone)
+    assert {"--tp", "--sp", "--fsdp"} <= set(shlex.split(command))
 
 
 def test_a_command_repeats_devices_headroom_and_flags() -> None:

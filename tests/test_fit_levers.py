@@ -13,7 +13,7 @@ from memfit.account.estimate import Estimate
 from memfit.fit.ladder import MOST_SHOWN, Trial, climb
 from memfit.fit.levers import LEVERS, Lever, levers_for
 from memfit.fit.verdict import job_fits
-from memfit.job import FineTuning, Inference, Job, Overheads, Training
+from memfit.job import FineTuning, Inference, Job, Overheads, Parallelism, Training
 from memfit.options import options_of
 
 BY_NAME = {lever.name: lever for table in LEVERS.values() for lever in table}
@@ -124,6 +124,7 @@ def test_what_a_lever_edits(name: str, job: Job, edits: dict[str, object]) -> No
         ("fused-loss", training_job(of=model(loss="masked-lm"))),
         ("micro-batch", training_job(batch=1)),
         ("micro-batch", training_job(batch=8, optimizer_in_backward=True)),  # which excludes accumulation
+        ("optimizer-in-backward", training_job(batch=1).replace(parallelism=Parallelism(zero=3, dp_shard=8, sharding="fsdp2"))),
         ("adamw-8bit", training_job(optimizer="custom:states=2,bytes=4")),
         ("adamw-8bit", finetuning_job(method="lora")),
         ("bf16-true", training_job(precision="bf16-true", weight_dtype="bf16")),

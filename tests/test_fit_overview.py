@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 from collections.abc import Callable
 
+import pytest
 from fit_fakes import cluster, model, toy
 
+from memfit import api
 from memfit.account import Resolved
+from memfit.cli import main
 from memfit.devices import Cluster
 from memfit.errors import UsageError
 from memfit.fit.overview import Overview, overview
@@ -91,3 +96,13 @@ def test_a_device_without_bf16_is_asked_about_in_fp16() -> None:
     # beside one that has it, the command is that of most devices
     both = [way.command for way in _ask(on=[old, cluster(8_000_000)]).ways]
     assert len([one for one in both if "--precision bf16-true" in one]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("llama-3.1-70b", "8xh100"), ("llama-3.1-405b", "16xh100"), ("llama-2-7b", "2x4090")]
+)
+def test_the_command_of_a_way_asks_what_was_judged(name: str, devices: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it was split over the devices because replicas do not fit."""
+    for way in api.overview(name, devices).ways:
+        assert main([*shlex.split(way.command)[1:], "--on", devices, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["peak"]["device_bytes"] == way.peak_bytes, way.command

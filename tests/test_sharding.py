@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfit
+from memfit.account import resolve
 from memfit.account.shards import share
+from memfit.api import make_job
 from memfit.errors import UsageError
+from memfit.fit.levers.spread import OFFLOAD_OPTIMIZER
+from memfit.units import format_gib
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384,
@@ -209,6 +213,14 @@ def test_what_is_offloaded_is_on_the_host() -> None:
     assert found.host_bytes == 16 * psi // n  # fp32 masters, two states and gradients
     components = {one.name: one.bytes for one in found.worst.components}
     assert components.get("master_weights", 0) == components.get("optimizer_states", 0) == 0
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_lever_that_offloads_says_what_the_host_holds(stage: int) -> None:
+    split = {"zero": stage, "sharding": "deepspeed"}
+    job = resolve(make_job("llama-3.1-8b", {"kind": "train", "seq": 64}, on="8xh100", parallelism=split)).job
+    there = memfit.estimate("llama-3.1-8b", {"kind": "train", "seq": 64}, on="8xh100", parallelism={**split, "offload": "optimizer"})
+    assert OFFLOAD_OPTIMIZER.cost(job, OFFLOAD_OPTIMIZER.edit(job)).startswith(format_gib(there.host_bytes))
 
 
 def test_formulas_show_the_divisor() -> None:

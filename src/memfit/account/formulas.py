@@ -299,6 +299,7 @@ def _evaluated_inputs(job: Job) -> str:
 
 
 _LOSSES = {
+    "uncompiled": "their fp32 copies and gradients",
     "eager": "their fp32 copies and gradients",
     "in-place": "their fp32 copies, which become their gradients",
     "chunked-output": "their log-softmax in fp32, gradients in chunks",

@@ -62,8 +62,12 @@ def _caches(job: Job, workload: Training) -> bool:
 
 def _loss(job: Job, workload: Training) -> str:
     """The loss as the kernel set computes it."""
-    in_place = workload.loss == "eager" and job.model.family in KERNEL_SETS[workload.kernels or "eager"].plain_loss
-    return "in-place" if in_place else workload.loss or "eager"
+    if workload.loss == "eager":
+        if job.model.family in KERNEL_SETS[workload.kernels or "eager"].plain_loss:
+            return "in-place"
+        if workload.kernels == "compile" and not runtime_of(job).compiles_loss:
+            return "uncompiled"
+    return workload.loss or "eager"
 
 
 def _chunks(job: Job, workload: Training, seq: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from memfit.job import Hardware, Job, Overheads, Parallelism
+from memfit.job import Hardware, Inference, Job, Overheads, Parallelism
 from memfit.options import options_of
 
 
@@ -46,7 +46,11 @@ def _parallelism(asked: Job, edited: Job | None, resolved: Job | None) -> dict[s
     values["dp_replicate" if not target.zero and not given.dp_replicate else "dp_shard"] = None
     if given.dp_replicate is None and target.dp_replicate == 1:
         values["dp_replicate"] = None
-    return {name: value for name, value in values.items() if value != 1 or name == "zero"}
+    if not given.sp and not target.sp:
+        values["sp"] = None
+    if isinstance(edited.workload, Inference):
+        values["zero"] = None
+    return {name: value for name, value in values.items() if value is True or value != 1 or name == "zero"}
 
 
 def model_words(job: Job) -> list[str]:

@@ -32,6 +32,7 @@ MIXERS = {
 }
 
 LOSSES = {
+    "uncompiled": "torch.compile takes the layers alone: the loss stays eager, logits upcast to fp32",
     "eager": "the model's own, logits upcast to fp32",
     "chunked": "with the head, chunk by chunk: each chunk's log-softmax is kept, no logits",
     "chunked-output": "over chunks of whole logits, which the loop holds",

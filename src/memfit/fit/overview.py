@@ -153,14 +153,20 @@ def _row(
     command, note = command_line(same), _note(same.workload)
     try:
         jobs = [resolve(job.replace(cluster=cluster)) for job, cluster in zip(asked, clusters, strict=True)]
-        cells = tuple([_cell(job, estimate) for job in jobs])
+        judged = [_judged(job, estimate) for job in jobs]
     except MemfitError as error:
         return Way(name=name, note=note, command=command, peak_bytes=None, why_not=str(error), cells=())
+    if len(judged) == 1 and judged[0][0] is not jobs[0]:
+        command = command_line(same, judged[0][0], resolved=jobs[0])
+    cells = tuple([cell for _, cell in judged])
     return Way(name=name, note=note, command=command, peak_bytes=cells[0].peak_bytes if cells else None, why_not="", cells=cells)
 
 
-def _cell(job: Job, estimate: EstimateFunction) -> Cell:
-    """The verdict with the states split over the devices where replicas do not fit, and how many of them would do."""
+def _judged(job: Job, estimate: EstimateFunction) -> tuple[Job, Cell]:
+    """The verdict with the states split over the devices where replicas do not fit, and how many of them would do.
+
+    The job is the one that was judged: as it came, or split.
+    """
     assert job.cluster is not None
     peak = estimate(job).peak
     if job_fits(peak, job) != "yes" and job.cluster.count > 1:
@@ -172,7 +178,8 @@ def _cell(job: Job, estimate: EstimateFunction) -> Cell:
     count = job.cluster.count if job.cluster else 1
     more = None if fits == "yes" else enough(job, estimate, count)
     devices = count if fits == "yes" else more.count if more else None
-    return Cell(fits=fits, peak_bytes=peak.device_bytes, phase=peak.phase, layout=layout_words(layout_of(job)), devices=devices)
+    layout = layout_words(layout_of(job))
+    return job, Cell(fits=fits, peak_bytes=peak.device_bytes, phase=peak.phase, layout=layout, devices=devices)
 
 
 def _note(workload: Workload) -> str:

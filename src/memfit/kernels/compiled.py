@@ -8,6 +8,7 @@ Source: torch/_functorch/partitioners.py, torch/_inductor/decomposition.py.
 
 from __future__ import annotations
 
+from memfit.kernels import torchtitan
 from memfit.kernels.context import Context
 from memfit.kernels.liger import handed_on
 from memfit.kernels.modules import weight_grads
@@ -85,6 +86,7 @@ def cross_entropy(context: Context, op: Op, logits: Tensor) -> list[Tensor]:
 
 
 KERNELS: Kernels = {
+    "attention": torchtitan.attention,
     "rms_norm": rms_norm,
     "rms_norm_fp32": rms_norm,
     "layer_norm": layer_norm,

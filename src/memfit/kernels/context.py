@@ -59,7 +59,8 @@ class KernelPolicy(NamedTuple):
     attention: str = "sdpa"
     """flash | sdpa | eager"""
     loss: str = "eager"
-    """eager | chunked-output | chunked | fused | cut | in-place (its gradient is written over the logits in forward)"""
+    """eager | uncompiled (eager beside compiled layers) | chunked-output | chunked | fused | cut | in-place (its gradient is
+    written over the logits in forward)"""
     loss_chunks: int = 8
     loss_upcast: bool | None = None
     """In place of what the model's class does."""

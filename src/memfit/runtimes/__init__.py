@@ -16,13 +16,13 @@ from memfit.runtimes.hf import (
     TORCH,
 )
 from memfit.runtimes.megatron import MEGATRON
-from memfit.runtimes.torchtitan import TORCHTITAN, TORCHTITAN_0_1
+from memfit.runtimes.torchtitan import TORCHTITAN, TORCHTITAN_0_0, TORCHTITAN_0_1
 from memfit.runtimes.unsloth import UNSLOTH
 
 RUNTIMES = {one.name: one for one in (HF, HF_TRAINER, TORCH, TORCHTITAN, MEGATRON, UNSLOTH)}
 """Runtimes by the name that `--runtime` takes, as their newest release behaves."""
 
-EARLIER = (HF_4, HF_TRAINER_4, HF_4_49, HF_TRAINER_4_49, HF_4_46, HF_TRAINER_4_46, TORCHTITAN_0_1)
+EARLIER = (HF_4, HF_TRAINER_4, HF_4_49, HF_TRAINER_4_49, HF_4_46, HF_TRAINER_4_46, TORCHTITAN_0_1, TORCHTITAN_0_0)
 """How earlier releases behaved, for `name@release`: newest first within a name."""
 
 DEFAULT_RUNTIME = HF

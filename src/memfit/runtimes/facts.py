@@ -34,6 +34,8 @@ class Runtime(NamedTuple):
     """Fields of a workload for which it has only some values, or kinds of values (`group` is one of group:4)."""
     spelling: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """How it spells changes, by the lever's name, where not as PyTorch does; fields of the workload stand in braces."""
+    compiles_loss: bool = True
+    """torch.compile takes the loss as well, not only the layers."""
     repeated_heads: bool = False
     """Its model code repeats keys and values for their query heads before attention."""
     early_stop: bool = True

@@ -50,3 +50,15 @@ TORCHTITAN_0_1 = TORCHTITAN._replace(
     since=(0, 1),
     source="pytorch/torchtitan v0.1.0 to v0.2.1 models/llama3/model/model.py: repeat_kv before sdpa; v0.2.2 has enable_gqa",
 )
+
+TORCHTITAN_0_0 = TORCHTITAN_0_1._replace(
+    version="0.0.2",
+    compiles_loss=False,
+    separate_units=False,
+    since=(0,),
+    source=(
+        "pytorch/torchtitan at 9dec370 (December 2024) train.py leaves the loss out of torch.compile; "
+        "torchtitan/parallelisms/parallelize_llama.py: embedding, norm and head belong to the root unit; models/llama/model.py: "
+        "repeat_kv before sdpa"
+    ),
+)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memfit.errors import UsageError, did_you_mean
-from memfit.validate import corpus, generations, operations, parameters, serving, sharded, traces, training
+from memfit.validate import corpus, generations, operations, parameters, serving, sharded, torchtitan, traces, training
 from memfit.validate.reasons import NO_CONFIG, reason_for
 from memfit.validate.report import Group, LeftOut, Outcome, Report, Row
 
@@ -138,6 +138,8 @@ def _sharded(into: _Collected) -> None:
     found = sharded.measured_rows(corpus.rows("sharded_training"))
     for name, (title, metric, about) in sharded.GROUPS.items():
         into.groups += _group(name, title, metric, "measured", about, found[name])
+    reserved = torchtitan.rows(corpus.rows("torchtitan"))
+    into.groups += _group("torchtitan", "torchtitan's benchmarks", "reserved", "measured", torchtitan.ABOUT, reserved)
 
 
 def _serving(into: _Collected) -> None:

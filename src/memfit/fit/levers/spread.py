@@ -262,7 +262,9 @@ def _offloads(job: Job) -> bool:
 
 
 def _offloaded_states(job: Job) -> int:
-    return 12 * job.model.num_parameters // layout_of(job).shards
+    """Master weights, gradients and two moments in fp32; of ZeRO-3 its partition of the 16-bit gradients as well."""
+    one = layout_of(job)
+    return (18 if one.zero == 3 else 16) * job.model.num_parameters // one.shards
 
 
 OFFLOAD_OPTIMIZER = Lever(

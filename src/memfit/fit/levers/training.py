@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.account.checkpoints import find_checkpointing
+from memfit.account.layout import layout_of
 from memfit.fit.levers.adapters import LORA, QLORA
 from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS, has_bf16, is_trainer, method_of, training_of
 from memfit.fit.levers.lever import Lever, with_workload
@@ -248,7 +249,7 @@ def _steps_at_once(job: Job) -> bool:
     if workload.precision == "fp16-mixed":
         return False  # GradScaler looks at all gradients before a step
     final = workload.grad_accum == 1 and workload.zero_grad == "none" and not workload.clip_grad
-    alone = workload.ddp in (None, "none") and workload.batch == 1
+    alone = workload.ddp in (None, "none") and workload.batch == 1 and not layout_of(job).zero
     return final and alone and not workload.optimizer_in_backward and not is_trainer(job) and method_of(job) == "full"
 
 
