@@ -201,7 +201,6 @@ def _measure(model: Model, segment: int, place: int, conditions: Conditions) -> 
     return measure_recorded(recorded, accumulation=conditions.accumulation, outputs_kept=conditions.outputs_kept, is_last=is_last)
 
 
-@of_model(1024)
 def _measured_bare(
     model: Model,
     segment: int,
@@ -213,8 +212,14 @@ def _measured_bare(
     operators: tuple[str, ...],
 ) -> BlockMemory:
     """A block whose forward runs without autograd: under a checkpoint, which keeps the outputs of some operators."""
-    recorded = _recorded(model, segment, place, kernels, requires_grad, dtype, externals)
-    return measure_checkpointed(recorded, recorded.lowered.tape.outputs_of(operators))
+    block = model.segments[segment].blocks[place]
+    key = (id(block), kernels, requires_grad, dtype, externals, operators)
+    found = model.memory_of_blocks.get(key)
+    if found is None:
+        recorded = _recorded(model, segment, place, kernels, requires_grad, dtype, externals)
+        memory = measure_checkpointed(recorded, recorded.lowered.tape.outputs_of(operators))
+        found = model.memory_of_blocks[key] = (block, memory)
+    return found[1]
 
 
 def _bare(model: Model, index: int, place: int, met: Conditions, operators: tuple[str, ...]) -> BlockMemory:

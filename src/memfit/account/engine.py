@@ -261,19 +261,23 @@ def estimate(job: Job) -> Estimate:
     """
     found = [(one, compile_job(one.job, one.in_flight)) for one in rank_jobs(job)]
     ranks = tuple([_rank(one, compiled) for one, compiled in found])
-    worst = max(range(len(ranks)), key=lambda place: ranks[place].peak.device_bytes)
-    of, compiled = found[worst]
+    peaks = [rank.peak.device_bytes for rank in ranks]
+    of, compiled = found[peaks.index(max(peaks))]
     whole = compiled.profile.trained_parameters if of.job is job else trained_parameters(job)
     return Estimate(
         ranks=ranks,
-        host_bytes=max([one.host_bytes + amount(one.profile.host, _monomials(one)) for _, one in found]),
+        host_bytes=max([_host_bytes(one) for _, one in found]),
         cache=_cache_use(of.job, compiled),
         trainable_parameters=whole,
     )
 
 
-def _monomials(compiled: Compiled) -> tuple[int, ...]:
-    return monomials(compiled.numbers[0], compiled.profile.windows)
+def _host_bytes(compiled: Compiled) -> int:
+    """What waits in host memory: states, and inputs of checkpoints."""
+    profile = compiled.profile
+    if not profile.host:
+        return compiled.host_bytes
+    return compiled.host_bytes + int(amount(profile.host, monomials(compiled.numbers[0], profile.windows)))
 
 
 def _rank(of: RankJob, compiled: Compiled) -> Rank:
@@ -281,18 +285,15 @@ def _rank(of: RankJob, compiled: Compiled) -> Rank:
     job = of.job
     values, counts = _evaluated(compiled)
     at_peak = _at_peak(job, compiled, values, counts)
-    profile, first = compiled.profile, counts[0]
-    training = bool(profile.kept)
     return _ComputedRank(
         rank=of.name,
         count=of.devices,
         components=(),
         phases=(),
         peak=_peak(job, compiled, at_peak),
-        kept_bytes=amount(profile.kept, first) if training else None,
-        forward_end_bytes=amount(profile.forward_end, first) if training else None,
-        backward_end_bytes=amount(profile.backward_end, first) if training else None,
         holds=holds(job.model, of.in_flight) if job.model.receives or job.model.sends else "",
+        profile=compiled.profile,
+        counts=counts[0],
         details=partial(_details, job, compiled, at_peak.components, at_peak.outside),
     )
 
@@ -344,6 +345,26 @@ class _ComputedRank(Rank):
     """A rank whose table is made when it is asked for: solving for a limit needs only the peak."""
 
     details: Callable[[], tuple[tuple[Component, ...], tuple[Phase, ...]]]
+    profile: Profile
+    counts: tuple[int, ...]
+
+    @property  # type: ignore[misc]
+    def kept_bytes(self) -> int | None:
+        """Training: what autograd holds when forward and loss have run."""
+        return self._at(self.profile.kept)
+
+    @property  # type: ignore[misc]
+    def forward_end_bytes(self) -> int | None:
+        """Training: everything allocated at that moment."""
+        return self._at(self.profile.forward_end)
+
+    @property  # type: ignore[misc]
+    def backward_end_bytes(self) -> int | None:
+        """Training: everything allocated when backward has run and the optimizer has not."""
+        return self._at(self.profile.backward_end)
+
+    def _at(self, terms: Terms) -> int | None:
+        return int(amount(terms, self.counts)) if self.profile.kept else None
 
     def __repr__(self) -> str:
         """As any rank; what makes the table has thousands of digits."""

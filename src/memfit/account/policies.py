@@ -99,8 +99,37 @@ def _causal_buffers(job: Job) -> int:
     return model.num_layers * (model.max_positions or 0) ** 2 if model.family in runtime_of(job).causal_buffers else 0
 
 
+MOST_REMEMBERED = 256
+"""Policies that are remembered of a model."""
+
+
 def training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
-    """What decides the kernels and the step of a training job."""
+    """What decides the kernels and the step of a training job: the same for most batches and lengths, so it is remembered."""
+    known = job.model.memory.setdefault("policies", {})
+    beside = (job.overheads, job.parallelism, job.cluster)  # they are kept with what was found, so that no other gets their id
+    key = (type(workload), *map(id, beside), *_without_numbers(job, workload))
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST_REMEMBERED:
+            known.clear()
+        found = known[key] = (beside, _training_policies(job, workload))
+    policies: tuple[KernelPolicy, TrainingPolicy] = found[1]
+    return policies
+
+
+def _without_numbers(job: Job, workload: Training) -> tuple[Any, ...]:
+    """The fields of a workload, with what its batch and its length decide in place of these two."""
+    batch, seq = workload.batch, workload.seq or 1
+    windows = job.model.windows
+    if windows:
+        keys = seq + finetuning.virtual_tokens(workload) + finetuning.virtual_keys(workload)
+        windows = tuple([window for window in windows if window <= keys])
+    chunks = (batch, seq) if KERNEL_SETS[workload.kernels or "eager"].chunk_bytes else ()
+    fields = {**workload.__dict__, "batch": batch == 1, "seq": (windows, chunks), "target_seq": None}
+    return tuple(fields.values())
+
+
+def _training_policies(job: Job, workload: Training) -> tuple[KernelPolicy, TrainingPolicy]:
     keys = (workload.seq or 1) + finetuning.virtual_tokens(workload) + finetuning.virtual_keys(workload)
     runtime, kernel_set = runtime_of(job), KERNEL_SETS[workload.kernels or "eager"]
     mixed = "fsdp2" if _casts_units_alone(job, workload) else runtime.mixed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memfit.account.layout import Layout, layout_of
-from memfit.job import Inference, Job, Training
+from memfit.job import ALL_OPEN, Inference, Job, Training
 from memfit.parallel import ALONE, Degrees, InFlight, rank_models
 from memfit.parallel.habits import Habits
 from memfit.runtimes import DEFAULT_RUNTIME, find_runtime
@@ -73,6 +73,8 @@ def check_layout(job: Job) -> None:
 
 def groups_of(job: Job) -> tuple[int, ...]:
     """Sizes of the groups of devices that a rank communicates in."""
+    if job.parallelism is ALL_OPEN:
+        return ()
     one = layout_of(job)
     data = one.dp_replicate * one.dp_shard * one.cp if isinstance(job.workload, Training) else 1
     split = (one.dp_replicate, one.shards) if one.zero and one.dp_replicate > 1 else (data,)
