@@ -218,10 +218,9 @@ def test_what_is_offloaded_is_on_the_host() -> None:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_the_lever_that_offloads_says_what_the_host_holds(stage: int) -> None:
     split = {"zero": stage, "sharding": "deepspeed"}
-    job = resolve(make_job("llama-3.1-8b", {"kind": "train", "seq": 64}, on="8xh100", parallelism=split)).job
-    there = memfit.estimate(
-        "llama-3.1-8b", {"kind": "train", "seq": 64}, on="8xh100", parallelism={**split, "offload": "optimizer"}
-    )
+    asked = {"kind": "train", "seq": 64}
+    job = resolve(make_job("llama-3.1-8b", asked, on="8xh100", parallelism=split)).job
+    there = memfit.estimate("llama-3.1-8b", asked, on="8xh100", parallelism={**split, "offload": "optimizer"})
     assert OFFLOAD_OPTIMIZER.cost(job, OFFLOAD_OPTIMIZER.edit(job)).startswith(format_gib(there.host_bytes))
 
 
