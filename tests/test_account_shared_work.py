@@ -12,7 +12,7 @@ from memfit.account import estimate
 from memfit.account.blocks import Conditions, measure_segment
 from memfit.account.crossing import Accumulation
 from memfit.account.policies import kernel_policy
-from memfit.account.training import _totals, _totals_of
+from memfit.account.standing import totals_of, totals_of_stored
 from memfit.job import FineTuning, Job, Training, Workload
 
 WORKLOADS: list[Workload] = [
@@ -36,8 +36,8 @@ def job(workload: Workload) -> Job:
 def test_what_is_stored_is_the_same_for_all_kernels_that_it_does_not_depend_on(workload: Workload) -> None:
     one = job(workload)
     kernels = kernel_policy(one)
-    assert _totals(one.model, kernels) == _totals_of.__wrapped__(one.model, kernels)
-    assert _totals(one.model, kernels._replace(loss="cut", attention="flash", padded=True)) is _totals(one.model, kernels)
+    assert totals_of(one.model, kernels) == totals_of_stored.__wrapped__(one.model, kernels)
+    assert totals_of(one.model, kernels._replace(loss="cut", attention="flash", padded=True)) is totals_of(one.model, kernels)
 
 
 @pytest.mark.parametrize("edits", [{"checkpointing": "full"}, {"checkpointing": "selective"}, {"loss": "fused"}])

@@ -19,7 +19,8 @@ from torch_truth import LiveMemory
 from memfit.account.checkpoints import NONE
 from memfit.account.optimizers import find_optimizer
 from memfit.account.profile import Numbers, evaluate
-from memfit.account.training import TrainingPolicy, compile_training
+from memfit.account.standing import TrainingPolicy
+from memfit.account.training import compile_training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.ring import Ring, scratch
 from memfit.kernels.tape import Tape

@@ -8,7 +8,7 @@ import heart_models as models
 import pytest
 
 import memfit
-from memfit.account.engine import compile_job
+from memfit.account.compilation import compile_job
 from memfit.account.unused import INFERENCE_ROWS, ROWS
 from memfit.errors import UsageError
 from memfit.job import FineTuning, Inference, Overheads, Training

@@ -3,7 +3,8 @@
 `resolve` fills in a job, `estimate` gives the memory of its ranks.
 """
 
-from memfit.account.engine import compile_job, estimate, least_bytes
+from memfit.account.compilation import compile_job
+from memfit.account.engine import estimate, least_bytes
 from memfit.account.policies import kernel_policy
 from memfit.account.resolve import Resolved, resolve
 

@@ -20,7 +20,7 @@ from memfit.model import AXES
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 if TYPE_CHECKING:
-    from memfit.account.engine import Compiled
+    from memfit.account.compilation import Compiled
 
 
 def _divided(text: str, parts: int) -> str:

@@ -12,7 +12,7 @@ from memfit.account.optimizers import Optimizer, find_optimizer
 from memfit.account.overheads import Overhead
 from memfit.account.resolve import runtime_of
 from memfit.account.sharding import SCHEMES, UNSHARDED, Formats, Sharding, formats_of
-from memfit.account.training import TrainingPolicy
+from memfit.account.standing import TrainingPolicy
 from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.ring import Ring

@@ -29,8 +29,8 @@ from memfit.account.forms import (
 )
 from memfit.account.liveness import measure_forward
 from memfit.account.profile import Profile, loading, pruned
+from memfit.account.standing import ID_BYTES
 from memfit.account.states import buffer_bytes, tensors_of, weight_bytes
-from memfit.account.training import ID_BYTES
 from memfit.kernels import Externals, KernelPolicy, lower
 from memfit.model import AXES, KEY_TOKEN, ONCE, PAIR, POSITION, POSITION_PAIR, SEQUENCE, TOKEN, Block, CacheSpec, Model
 from memfit.model.description import TARGET_KEY_TOKEN
