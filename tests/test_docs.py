@@ -276,6 +276,21 @@ def test_worked_numbers_are_what_memfit_computes(stated: str, expression: str, w
     assert f"{value:.{digits}f}" == stated, f"{where}: {expression} is {value}"
 
 
+VERDICTS = {"yes": "yes", "fits": "yes", "tight": "tight", "no": "no", "does not fit": "no"}
+VERDICT = re.compile(r"check: (job\([^>]*?\))\.estimate\.peak\.device_bytes.*\| (yes|fits|tight|no|does not fit)\b[^|]*\|$")
+JUDGED = [
+    (*found.groups(), f"{name_of(page)}:{number}")
+    for page in EXAMPLES
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
+    if (found := VERDICT.search(line))
+]
+
+
+@pytest.mark.parametrize(("expression", "stated", "where"), JUDGED, ids=[where for _, _, where in JUDGED])
+def test_the_verdict_of_a_table_is_that_of_its_peak(expression: str, stated: str, where: str) -> None:
+    assert eval(expression, dict(CHECKED)).verdict.fits == VERDICTS[stated], where
+
+
 SUMS = sums()
 
 
