@@ -123,7 +123,8 @@ def _unsummed(job: Job, compiled: Compiled, num_bytes: int) -> str:
         return ""
     if compiled.sharding.scheme:
         beyond = num_bytes - compiled.held_gradients
-        return f" + {beyond:,} B of a unit before they are reduced" if beyond > 0 else ""
+        whose = "of a unit" if (job.parallelism.pp or 1) == 1 else "of all units, added up over micro-batches,"
+        return f" + {beyond:,} B {whose} before they are reduced" if beyond > 0 else ""
     copies = 2 if workload.ddp == "copies" else 1
     beyond = num_bytes - copies * gradient_bytes(trained_tensors(job.model, compiled.kernels))
     return f" + {beyond:,} B made a second time and not yet added (tied or accumulated)" if beyond > 0 else ""
