@@ -122,3 +122,54 @@ def test_the_parallelism_of_an_answer_is_the_layout() -> None:
     assert data["parallelism"]["zero"] == 3
     assert data["parallelism"]["sharding"] == "fsdp2"
     assert data["ranks"][0]["count"] == 8
+
+
+@pytest.mark.parametrize(
+    ("runtime", "given", "said"),
+    [
+        (None, {"zero": 2, "pp": 2}, "DeepSpeed's pipelines go with --zero 1 alone"),
+        (None, {"zero": 1, "pp": 2, "schedule": "gpipe"}, "DeepSpeed's pipelines run 1f1b"),
+        ("megatron", {"zero": 3}, "Megatron's distributed optimizer has --zero 1"),
+        ("megatron", {"pp": 2, "schedule": "gpipe"}, "megatron has 1f1b and interleaved"),
+        ("unsloth", {"tp": 2}, "--tp 2: unsloth has nothing of the kind"),
+        ("unsloth", {"fsdp": True}, "--zero 3: unsloth has nothing of the kind"),
+        ("hf-trainer", {"pp": 2}, "--pp 2: hf-trainer has nothing of the kind"),
+    ],
+)
+def test_layouts_that_the_software_lacks_are_refused(runtime: str | None, given: dict[str, Any], said: str) -> None:
+    workload = {"kind": "finetune", "method": "lora", "seq": 64} if runtime == "unsloth" else {"kind": "train", "seq": 64}
+    job = api.make_job(LLAMA, workload, on="8xh100", parallelism=given, overheads={"runtime": runtime})
+    with pytest.raises(UsageError) as caught:
+        account.resolve(job)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "shards"), [({}, 8), ({"tp": 2}, 4), ({"pp": 2}, 4), ({"cp": 2}, 8), ({"cp": 8}, 8)])
+def test_torchtitan_shards_over_what_other_degrees_leave(given: dict[str, Any], shards: int) -> None:
+    """data_parallel_shard_degree is -1: all that is left, and devices that share a sequence take part."""
+    found = layout("8xh100", runtime="torchtitan", **given)
+    assert (found.zero, found.shards, found.dp_replicate) == (3, shards, 1)
+
+
+@pytest.mark.parametrize(
+    ("on", "kind", "given"),
+    [
+        ("8x8xh100", "train", {"runtime": "megatron"}),
+        ("8xh100", "train", {"runtime": "hf-trainer"}),
+        ("8xh100", "train", {"runtime": "torchtitan", "tp": 2}),
+        ("6xh100", "infer", {}),
+        ("3xh100", "infer", {}),
+        ("8xh100", "train", {"zero": 1, "pp": 2}),
+    ],
+)
+def test_every_lever_leads_to_a_layout_that_is_accepted(on: str, kind: str, given: dict[str, Any]) -> None:
+    """The edited job, asked as a new one, is not refused."""
+    from memfit.fit.levers import levers_for
+
+    job = resolved(on, kind, **given).job
+    levers = [one for one in levers_for(job) if one.group in ("sharding", "tensor", "pipeline", "offload", "sequence-parallel")]
+    assert levers
+    for lever in levers:
+        edited = lever.edit(job)
+        decided = layout_of(account.resolve(edited).job)
+        assert decided._replace(stage_layers="") == layout_of(edited)._replace(stage_layers=""), lever.name

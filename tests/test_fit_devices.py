@@ -54,8 +54,8 @@ def test_one_device_is_enough_where_it_is() -> None:
 def test_more_devices_as_it_is_and_with_what_every_large_run_does() -> None:
     # 16 MB / n + 1 MB <= 1.2 MB: 80 -> 128. With checkpointing 16 MB / n + 0.1 MB <= 1.2 MB: 14.5 -> 16.
     job = on(1_200_000, 1)
-    found = more_devices(job, sharded, sharded(job))
-    assert [one.flags[0] for one in found] == ["--on 128xtoy-1", "--on 16xtoy-1"]
+    found = [one.recommendation for one in more_devices(job, sharded, sharded(job))]
+    assert [one.flags[:2] for one in found] == [("--on 128xtoy-1", "--fsdp"), ("--on 16xtoy-1", "--fsdp")]
     assert found[1].peak_bytes == MILLION + MILLION // 10
     assert found[0].change.startswith("128x Toy 1GB (dp-shard 128, weights, gradients and states split)")
     assert "128 devices in 16 machines instead of 1" in found[0].cost
@@ -80,8 +80,11 @@ def test_sharding_levers_take_the_data_parallel_devices(name: str, zero: int, sc
     assert (one.zero, one.scheme, one.dp_shard, one.dp_replicate, one.devices) == (zero, scheme, 8, 1, 8)
     assert after.workload.ddp == "none"  # type: ignore[union-attr]
     assert not lever.applies(after)
-    # a million parameters in 16 bits: 2 MB, twice or three times over the interconnect
-    assert ("3.81 MiB" if zero < 3 else "5.72 MiB") in lever.cost(job, after)
+    # A million parameters. DeepSpeed: gradients and weights in 16 bits, 4 MB. FSDP2: weights twice in 16 bits, gradients in fp32,
+    # 8 MB.
+    # Replicas under autocast over fp32 weights: an all-reduce of fp32 gradients, 8 MB.
+    assert ("3.81 MiB" if zero < 3 else "7.63 MiB") in lever.cost(job, after)
+    assert "replicas (DDP) take 7.63 MiB" in lever.cost(job, after)
 
 
 def test_there_is_nothing_to_share_on_one_device() -> None:

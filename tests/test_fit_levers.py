@@ -38,11 +38,13 @@ def test_the_order_is_the_cost() -> None:
         "sdpa", "mixer-kernels", "adamw-fused", "fused-loss", "eval-accumulation", "zero-1", "zero-2", "fsdp", "micro-batch",
         "optimizer-in-backward", "selective-checkpointing", "checkpointing", "offloaded-checkpointing", "sequence-parallel",
         "tp-2", "tp-4", "tp-8", "tp-16", "adamw-8bit", "paged-adamw-8bit", "adafactor", "offload-optimizer",
-        "pp-2", "pp-4", "pp-8", "pp-16", "bf16-true", "lora", "qlora",
+        "pp-2", "pp-3", "pp-4", "pp-5", "pp-6", "pp-7", "pp-8", "pp-12", "pp-16",
+        "bf16-true", "offload-params", "lora", "qlora",
     ]  # fmt: skip
     assert names(LEVERS["infer"]) == [
         "sdpa", "mixer-kernels", "prefill-chunk", "tp-2", "tp-4", "tp-8", "tp-16",
-        "pp-2", "pp-4", "pp-8", "pp-16", "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context",
+        "pp-2", "pp-3", "pp-4", "pp-5", "pp-6", "pp-7", "pp-8", "pp-12", "pp-16",
+        "kv-fp8", "int8-weights", "concurrency", "int4-weights", "context",
     ]  # fmt: skip
     assert all(lever.why_here for table in LEVERS.values() for lever in table)
 

@@ -98,9 +98,11 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
         return _inference(job, given, devices, runtime, choices)
     zero = 3 if given.fsdp else given.zero
     if zero is None:
-        zero = runtime.shards if _all_open(given) and devices not in (None, 1) else 3 if (given.dp_shard or 1) > 1 else 0
+        by_habit = runtime.shards if given.dp_replicate is None and devices not in (None, 1) else 0
+        zero = by_habit or (3 if (given.dp_shard or 1) > 1 else 0)
         if zero:
-            how = f"{runtime.name} shards over all devices" if _all_open(given) else "--dp-shard without a stage: weights as well"
+            habit = f"{runtime.name} shards over all devices that are left"
+            how = habit if by_habit else "--dp-shard alone splits weights as well"
             _assume(choices, "zero", zero, how)
     fixed = {name: getattr(given, name) or 1 for name in ("cp", "tp", "pp")}
     replicate, shard = given.dp_replicate, given.dp_shard
@@ -128,6 +130,9 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
         sp=_sequence_parallel(given, runtime, choices),
         sharding=_scheme(given, zero, runtime, choices),
     )
+    reason = refusal(layout_of(job.replace(parallelism=filled)), runtime)
+    if reason is not None:
+        raise UsageError(reason)
     _check_product(filled, devices, job)
     _check_experts(filled, job)
     return filled
@@ -188,10 +193,15 @@ def _refuse_contradictions(job: Job, given: Parallelism) -> None:
     if given.offload == "params" and given.zero not in (None, 3):
         raise UsageError("--offload params needs weights that are split: --zero 3 or --fsdp")
     if isinstance(job.workload, Inference):
-        said = [name for name in OF_TRAINING if getattr(given, name) != getattr(ALL_OPEN, name)]
+        said = [name for name in OF_TRAINING if not _says_nothing(name, getattr(given, name))]
         if said:
             flag = options_of(Parallelism)[said[0]].flag
             raise UsageError(f"{flag} belongs to training; inference is split with --tp, --pp and --ep, and replicated beyond")
+
+
+def _says_nothing(name: str, value: object) -> bool:
+    """Whether a field of training is at its default, or a degree that was decided to be one."""
+    return value is False or value == getattr(ALL_OPEN, name) or (type(value) is int and value == (0 if name == "zero" else 1))
 
 
 def _left(devices: int, degrees: dict[str, int | None], job: Job) -> int:
@@ -242,21 +252,33 @@ def _scheme(given: Parallelism, zero: int, runtime: Runtime, choices: Choices) -
         scheme = runtime.sharding or ("fsdp2" if given.fsdp or (zero == 3 and given.zero is None) else "deepspeed")
         why = "what the runtime brings" if runtime.sharding else "--fsdp is torch's, --zero DeepSpeed's"
         _assume(choices, "sharding", scheme, why)
-    _check_stage(scheme, zero, given)
     return scheme
 
 
-def _check_stage(scheme: str, zero: int, given: Parallelism) -> None:
-    rules = SCHEMES[scheme]
-    if zero not in rules.stages:
-        listed = " and ".join(
-            f"--zero {stage} ({name})" for stage, name in zip(rules.stages, rules.stage_names, strict=True) if stage
-        )
-        raise UsageError(f"--sharding {scheme}, stage {zero}: {rules.title} has {listed}")
-    if given.offload == "optimizer" and rules.gathers:
-        raise UsageError(f"--offload optimizer: {rules.title} moves weights, gradients and states together: --offload params")
-    if given.offload != "none" and scheme == "megatron":
-        raise UsageError(f"--offload {given.offload}: {rules.title} keeps its states on the device as it is counted here")
+def refusal(one: Layout, runtime: Runtime) -> str | None:
+    """Why the software has no such layout; `None` if it has. Levers ask before they propose one."""
+    split = [name for name in ("tp", "pp", "cp", "ep") if getattr(one, name) > 1] + (["zero"] if one.zero else [])
+    missing = next((name for name in split if name in runtime.lacks), None)
+    if missing is not None:
+        flag = options_of(Parallelism)[missing].flag
+        return f"{flag} {getattr(one, missing)}: {runtime.name} has nothing of the kind"
+    if one.pp > 1 and one.schedule in runtime.lacks:
+        return f"--schedule {one.schedule}: {runtime.name} has 1f1b and interleaved"
+    if not one.zero:
+        return None
+    rules = SCHEMES[one.scheme]
+    if one.zero not in rules.stages:
+        names = [f"--zero {stage} ({name})" for stage, name in zip(rules.stages, rules.stage_names, strict=True) if stage]
+        return f"--sharding {one.scheme}, stage {one.zero}: {rules.title} has {' and '.join(names)}"
+    if one.scheme == "deepspeed" and one.pp > 1 and one.zero > 1:
+        return f"--zero {one.zero} with --pp {one.pp}: DeepSpeed's pipelines go with --zero 1 alone"
+    if one.scheme == "deepspeed" and one.pp > 1 and one.schedule != "1f1b":
+        return f"--schedule {one.schedule}: DeepSpeed's pipelines run 1f1b"
+    if one.offload == "optimizer" and rules.gathers:
+        return f"--offload optimizer: {rules.title} moves weights, gradients and states together: --offload params"
+    if one.offload != "none" and one.scheme == "megatron":
+        return f"--offload {one.offload}: {rules.title} keeps its states on the device as it is counted here"
+    return None
 
 
 def _inference(job: Job, given: Parallelism, devices: int | None, runtime: Runtime, choices: Choices) -> Parallelism:

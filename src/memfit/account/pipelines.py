@@ -96,7 +96,7 @@ def resolve_micro_batches(given: Parallelism, workload: Training, choices: Choic
     from memfit.parallel.stages import fills
 
     number = fills(given.schedule, pp, given.virtual_stages)
-    more = "each more adds to every stage" if given.schedule == "gpipe" else "more change no stage's memory"
+    more = "each more adds to every stage" if given.schedule == "gpipe" else "more change only what the last stage returns"
     choices.assume("grad_accum", number, f"micro-batches of a step, as many as fill {pp} stages; {more}")
 
 

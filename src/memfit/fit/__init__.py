@@ -48,12 +48,12 @@ def judge_estimate(asked: Job, resolved: Resolved, estimate: EstimateFunction) -
         estimate=current,
         verdict=verdict,
         limits=limits,
-        recommendations=(*more, *ladder.recommendations),
+        recommendations=(*[one.recommendation for one in more], *ladder.recommendations),
         rule_of_thumb=rule_of_thumb(job, current),
         assumptions=resolved.assumptions,
         warnings=_each_code_once([*given, *warnings(job, estimate, current, verdict)]),
         verify=verify(job, current),
-        next=next_steps(asked, job, estimate, current, verdict, limits, ladder, where),
+        next=next_steps(asked, job, estimate, current, verdict, limits, ladder, where, [one.job for one in more]),
         smallest_devices=where,
         kernels=kernels_in_force(job, estimate, current.peak.device_bytes),
     )
@@ -63,7 +63,7 @@ def _where(job: Job, estimate: EstimateFunction, current: Estimate) -> tuple[tup
     """The smallest devices that hold a job that names none; several of one kind where no single one does."""
     single = smallest_devices(job, estimate, current.peak.device_bytes)
     if single or layout_of(job).devices > 1:
-        return tuple((device.id, 1) for device in single)
+        return tuple((device.id, layout_of(job).devices) for device in single)
     return smallest_clusters(job, estimate)
 
 

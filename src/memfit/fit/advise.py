@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memfit.account.estimate import Estimate
 from memfit.account.resolve import runtime_of
 from memfit.fit.answer import Limit, Step, Verdict, Warning
-from memfit.fit.command import command_line, device_word
+from memfit.fit.command import cluster_word, command_line, device_word, model_words
 from memfit.fit.hardware import smallest_devices
 from memfit.fit.ladder import Ladder
 from memfit.fit.limits import EstimateFunction, number, with_number
@@ -139,14 +139,15 @@ _DEVICE_COMMANDS = {
 
 def next_steps(
     asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, verdict: Verdict | None,
-    limits: dict[str, Limit], ladder: Ladder, devices: Sequence[tuple[str, int]],
+    limits: dict[str, Limit], ladder: Ladder, devices: Sequence[tuple[str, int]], more: Sequence[Job] = (),
 ) -> tuple[Step, ...]:  # fmt: skip
-    """Commands that go on from the answer. `asked` is the job as given, `job` the resolved one."""
+    """Commands that go on from the answer. `asked` is the job as given, `job` the resolved one; `more`: it over more devices."""
     if verdict is None:
         return _without_device(asked, devices)
     if verdict.fits == "yes":
         return _use_the_room(asked, job, limits)
-    changes = (*_smallest_change(asked, job, ladder), *_larger_device(asked, job, estimate, current, ladder))
+    larger = _larger_device(asked, job, estimate, current, ladder, over_more=bool(more))
+    changes = (*_smallest_change(asked, job, ladder), *_over_more(asked, job, more), *_as_asked(asked, job, ladder), *larger)
     return (*changes, *_expandable_segments(job, current))
 
 
@@ -195,11 +196,31 @@ def _smallest_change(asked: Job, job: Job, ladder: Ladder) -> tuple[Step, ...]:
     return (Step(why=f"the cheapest change that makes it fit: {names}", command=command),)
 
 
+def _as_asked(asked: Job, job: Job, ladder: Ladder) -> tuple[Step, ...]:
+    """Where only a change of the task fits: the overview says how many devices each task takes."""
+    if ladder.best is None or not any(lever.changes_task for lever in ladder.best.levers) or asked.cluster is None:
+        return ()
+    words = " ".join(["memfit", *model_words(asked), "--on", device_word(asked.cluster.device.id, 1)])
+    return (Step(why="how many of these devices the task as it is would take", command=words),)
+
+
+def _over_more(asked: Job, job: Job, more: Sequence[Job]) -> tuple[Step, ...]:
+    """More devices of the same type."""
+    steps = []
+    for one in more:
+        assert one.cluster is not None
+        command = command_line(asked, one, resolved=job, on=cluster_word(one))
+        steps.append(Step(why=f"{one.cluster.count:,} of these devices hold it together", command=command))
+    return tuple(steps)
+
+
 _FORMATS = ("precision", "weight_dtype", "kv_dtype")
 """Fields that are decided by what the device computes in, when they are left open."""
 
 
-def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, ladder: Ladder) -> tuple[Step, ...]:
+def _larger_device(
+    asked: Job, job: Job, estimate: EstimateFunction, current: Estimate, ladder: Ladder, *, over_more: bool
+) -> tuple[Step, ...]:
     """The smallest device that holds the job unchanged; if no lever helps either, the smallest for the closest change."""
     assert job.cluster is not None
     steps = []
@@ -213,7 +234,8 @@ def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Es
         return asked.replace(workload=asked.workload.replace(**{name: getattr(job.workload, name) for name in left_open}))
 
     none_helps = ladder.best is None
-    said = f"no change that memfit knows makes it fit on {cluster_text(job.cluster)}; " if none_helps else ""
+    on_these = f"no change that memfit knows makes it fit on {cluster_text(job.cluster)}; "
+    said = on_these if none_helps and not over_more else ""
     unchanged = smallest_devices(job, estimate, current.peak.device_bytes, most=1)
     if unchanged:
         command = command_line(there(unchanged[0]), on=device_word(unchanged[0].id, job.cluster.count))
@@ -227,7 +249,7 @@ def _larger_device(asked: Job, job: Job, estimate: EstimateFunction, current: Es
             command = command_line(there(changed[0]), ladder.closest.job, resolved=job, on=on)
             why = f"{'' if unchanged else said}with {names}: {changed[0].title} is the smallest device that holds it"
             steps.append(Step(why=why, command=command))
-    if not steps and none_helps:
+    if not steps and none_helps and not over_more:
         why = f"{said}nor does any single GPU of the catalogue hold it: it has to be split over several devices"
         steps.append(Step(why=why, command="memfit devices"))
     return tuple(steps)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memfit.job import Hardware, Inference, Job, Overheads, Parallelism
 from memfit.options import options_of
+
+if TYPE_CHECKING:
+    from memfit.devices import Cluster
 
 
 def command_line(asked: Job, edited: Job | None = None, *, resolved: Job | None = None, on: str | None = None) -> str:
@@ -64,7 +67,15 @@ def cluster_word(job: Job) -> str:
     """What to write after `--on`: `nvidia-h100-sxm-80gb`, `8xnvidia-h100-sxm-80gb`; empty without a device."""
     if job.cluster is None:
         return ""
-    return device_word(job.cluster.device.id, job.cluster.count)
+    return cluster_words(job.cluster)
+
+
+def cluster_words(cluster: Cluster) -> str:
+    """A cluster as `--on` takes it, in the machines that it has where those are not the catalogue's."""
+    count, nodes, usual = cluster.count, cluster.nodes, cluster.device.devices_per_node
+    if nodes > 1 and count % nodes == 0 and cluster.device.kind == "gpu" and nodes != -(-count // (usual or count)):
+        return f"{nodes}x{count // nodes}x{cluster.device.id}"
+    return device_word(cluster.device.id, count)
 
 
 def device_word(identifier: str, count: int) -> str:

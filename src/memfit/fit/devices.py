@@ -76,8 +76,8 @@ def spread(job: Job, count: int) -> Job | None:
         return None
     if count == 1:
         return there
-    fsdp = next((lever for lever in levers_for(with_layout(there)) if lever.name == "fsdp"), None)
-    return fsdp.edit(with_layout(there)) if fsdp else with_layout(there)
+    found = [lever for lever in levers_for(with_layout(there)) if lever.group == "sharding"]
+    return found[-1].edit(with_layout(there)) if found else with_layout(there)
 
 
 def enough(job: Job, estimate: EstimateFunction, more_than: int = 0) -> Spread | None:
@@ -112,7 +112,14 @@ def _legal(job: Job, count: int) -> Job | None:
     return there
 
 
-def more_devices(job: Job, estimate: EstimateFunction, current: Estimate) -> tuple[Recommendation, ...]:
+class MoreDevices(Record):
+    """A number of devices that does, in words, and the job over them."""
+
+    recommendation: Recommendation
+    job: Job
+
+
+def more_devices(job: Job, estimate: EstimateFunction, current: Estimate) -> tuple[MoreDevices, ...]:
     """How many devices of this type would do: for the job as it is, and with its layers recomputed where that needs fewer."""
     assert job.cluster is not None
     found = []
@@ -126,7 +133,7 @@ def more_devices(job: Job, estimate: EstimateFunction, current: Estimate) -> tup
         if enough_of is None or (fewest and enough_of.count >= fewest):
             continue
         fewest = enough_of.count
-        found.append(_recommendation(job, enough_of, levers, current))
+        found.append(MoreDevices(recommendation=_recommendation(job, enough_of, levers, current), job=enough_of.job))
     return tuple(found)
 
 
@@ -142,12 +149,20 @@ def _recommendation(job: Job, found: Spread, levers: Sequence[Lever], current: E
     flags = [flag for lever in levers for flag in lever.flags(found.job)]
     return Recommendation(
         change=change,
-        flags=(f"--on {device_word(cluster.device.id, cluster.count)}", *flags),
+        flags=(f"--on {device_word(cluster.device.id, cluster.count)}", *_degrees(found.job), *flags),
         peak_bytes=found.estimate.peak.device_bytes,
         saves_bytes=current.peak.device_bytes - found.estimate.peak.device_bytes,
         cost=cost,
         fits="yes",
     )
+
+
+def _degrees(job: Job) -> tuple[str, ...]:
+    """How the command line spells a spread."""
+    one = layout_of(job)
+    said = [f"--{name} {value}" for name, value in (("tp", one.tp), ("pp", one.pp)) if value > 1]
+    whole = one.zero == 3 and one.scheme == "fsdp2"
+    return (*said, *(["--fsdp"] if whole else [f"--zero {one.zero}"] if one.zero else []))
 
 
 def smallest_clusters(job: Job, estimate: EstimateFunction, most: int = MOST_CLUSTERS) -> tuple[tuple[str, int], ...]:

@@ -105,7 +105,8 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
         return Ladder(recommendations=_shown(_worth(singles, current), current), best=None, trials=tuple(singles))
     fitting = [trial for trial in singles if trial.is_enough]
     if fitting:
-        first = _without_changing_the_task(job, estimate, levers, least) if fitting[0].levers[0].changes_task else None
+        dear = fitting[0].levers[0]
+        first = _without(job, estimate, levers, least, dear) if dear.changes_task or dear.last_resort else None
         best = first or fitting[0]
         others = [trial for trial in _worth(singles, current) if not trial.is_enough]
         shown = [*([first] if first else []), *fitting, *others]
@@ -119,11 +120,13 @@ def _rules_out(job: Job, current: Estimate, least_bytes: int) -> bool:
     return hopeless or not current.peak.device_bytes - least_bytes > current.peak.device_bytes * WORTH_SHOWING
 
 
-def _without_changing_the_task(
-    job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None
+def _without(
+    job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None, dear: Lever
 ) -> Trial | None:
-    """A combination of levers that leave the task as it is, if one fits: better than one lever that does not."""
-    return _cheapest_set(job, estimate, [lever for lever in levers if not lever.changes_task], least)[0]
+    """A combination of levers that leave the task as it is (and, if `dear` does, the speed within reason), if one fits: better
+    than the one lever that does not."""
+    among = [one for one in levers if not one.changes_task and not (dear.last_resort and one.last_resort)]
+    return _cheapest_set(job, estimate, among, least)[0]
 
 
 def _combine(

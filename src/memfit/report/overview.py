@@ -137,7 +137,7 @@ def _parts(overview: Overview, look: Look) -> Iterator[RenderableType]:
     yield Text("")
     first = "" if len(overview.clusters) == 1 else "The peak is that on the first device; "
     yield Text(f"{first}fits: with {overview.headroom * 100:g} % free (--headroom); tight: it may fit, without that margin")
-    if any(cell.devices and cell.fits == "no" for way in overview.ways for cell in way.cells):
+    if len(overview.clusters) > 1 and any(cell.devices and cell.fits == "no" for way in overview.ways for cell in way.cells):
         yield Text("4x: fits on 4 of them, training split by FSDP, inference by tensor parallelism and stages")
     impossible = [way for way in overview.ways if way.why_not]
     for way in impossible:

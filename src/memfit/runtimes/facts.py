@@ -70,6 +70,8 @@ class Runtime(NamedTuple):
     """What its own programs make of a model that is loaded in 4 bits: none | full | norms (see --kbit-prep)."""
     shards: int = 0
     """The ZeRO stage that it takes over several devices where no degree is given; 0: replicas (DDP)."""
+    lacks: tuple[str, ...] = ()
+    """Kinds of parallelism (tp, pp, cp, ep, zero) and pipeline schedules that it does not have."""
     sharding: str = ""
     """Whose sharding it brings: fsdp2 | fsdp1 | deepspeed | megatron; empty: torch's for --fsdp, DeepSpeed's for --zero."""
     separate_units: bool = False

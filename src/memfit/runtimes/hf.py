@@ -36,6 +36,7 @@ HF_4 = HF._replace(
 
 HF_TRAINER = Runtime(
     name="hf-trainer",
+    lacks=("pp",),
     version="5.24",
     description="transformers models under Trainer and accelerate",
     outputs="dropped",

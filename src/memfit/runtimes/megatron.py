@@ -15,6 +15,7 @@ MEGATRON = Runtime(
     kernel_sets=("te", "megatron"),
     mixed="megatron",
     sharding="megatron",
+    lacks=("gpipe", "zero-bubble"),
     collectives="in-place",
     regathers=True,
     split_logits=True,

@@ -6,6 +6,7 @@ from memfit.runtimes.facts import Runtime
 
 UNSLOTH = Runtime(
     name="unsloth",
+    lacks=("tp", "pp", "cp", "ep", "zero"),
     version="2026.8",
     description="Unsloth's FastLanguageModel with adapters, under TRL's SFTTrainer",
     outputs="dropped",

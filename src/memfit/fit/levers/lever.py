@@ -32,6 +32,8 @@ class Lever(Record):
     """It costs neither throughput nor quality, so it is named even when the job fits."""
     changes_task: bool = False
     """It changes what is computed, not only how: combinations of other levers go before it."""
+    last_resort: bool = False
+    """It makes a step several times slower: combinations of other levers go before it as well."""
     may_add: bool = False
     """It can add memory beside what it frees, so a set with it may not fit where the same set without it does."""
     spreads: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.account.layout import Layout, layout_of
+from memfit.account.layout import Layout, layout_of, refusal
 from memfit.account.ranks import stage_split
 from memfit.account.resolve import runtime_of
 from memfit.fit.levers.lever import Lever, with_workload
@@ -13,7 +13,7 @@ from memfit.parallel.legality import pipeline_reason, tensor_reason
 from memfit.units import format_gib
 
 TENSOR_DEGREES = (2, 4, 8, 16)
-PIPELINE_DEGREES = (2, 4, 8, 16)
+PIPELINE_DEGREES = (2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 
 def with_layout(job: Job, **degrees: object) -> Job:
@@ -34,10 +34,15 @@ def with_layout(job: Job, **degrees: object) -> Job:
     )  # fmt: skip
     edited = job.replace(parallelism=spread)
     if isinstance(job.workload, Training):
-        chosen = job.workload.ddp if job.workload.ddp not in (None, "none") else "copies"
-        buckets = "none" if changed.zero or replicate == 1 else chosen
+        buckets = "none" if changed.zero or replicate == 1 else job.workload.ddp or "copies"
         edited = with_workload(edited, ddp=buckets) if buckets != job.workload.ddp else edited
     return edited
+
+
+def _leaves(job: Job, tp: int, pp: int) -> int:
+    """Data-parallel devices beside other degrees, of which expert parallelism takes some in training; 0 where it takes others."""
+    assert job.cluster is not None
+    return job.cluster.count // (tp * pp) if isinstance(job.workload, Training) else 0
 
 
 def _data(job: Job) -> int:
@@ -46,11 +51,21 @@ def _data(job: Job) -> int:
     return one.dp_replicate * one.dp_shard
 
 
-def _weight_bytes(job: Job) -> int:
-    """The weights that one data-parallel rank computes with, in 16 bits where anything computes so."""
-    one, workload = layout_of(job), job.workload
-    half = 4 if isinstance(workload, Training) and workload.precision == "32-true" else 2
-    return job.model.num_parameters * half // (one.tp * one.pp)
+def _traffic(before: Job, after: Job) -> tuple[int, int]:
+    """Bytes that each device sends in a step: of the sharded job, and of DDP's all-reduce of whole gradients.
+
+    An all-reduce is a reduce-scatter and an all-gather of P elements. ZeRO-1 and 2 scatter gradients and gather weights, whole
+    sharding gathers weights twice (forward and backward). Gradients are reduced in fp32 where FSDP2 mixes precisions.
+    """
+    one, workload = layout_of(after), after.workload
+    assert isinstance(workload, Training)
+    count = after.model.num_parameters // (one.tp * one.pp)
+    full, mixed = workload.precision == "32-true", str(workload.precision).endswith("-mixed")
+    weight = 4 if full else 2
+    gradient = 4 if full or (mixed and one.scheme in ("fsdp2", "megatron")) else 2
+    replicated = 4 if full or (mixed and workload.weight_dtype in (None, "fp32")) else 2
+    gathered = 2 * weight if one.zero == 3 else weight
+    return count * (gathered + gradient), 2 * count * replicated
 
 
 # --- ZeRO and FSDP: the same gradients, other owners
@@ -65,7 +80,9 @@ def _scheme(job: Job, stage: int) -> str:
 def _shards_more(stage: int) -> Callable[[Job], bool]:
     def applies(job: Job) -> bool:
         workload, one = job.workload, layout_of(job)
-        return isinstance(workload, Training) and _data(job) > 1 and one.zero < stage and not workload.optimizer_in_backward
+        if not isinstance(workload, Training) or workload.optimizer_in_backward or _data(job) == 1 or one.zero >= stage:
+            return False
+        return refusal(one._replace(zero=stage, scheme=_scheme(job, stage)), runtime_of(job)) is None
 
     return applies
 
@@ -79,20 +96,19 @@ def _sharding_change(stage: int) -> Callable[[Job, Job], str]:
         one = layout_of(after)
         name = "ZeRO-1 (distributed optimizer)" if one.scheme == "megatron" else _NAMES[one.scheme]
         name = name if one.scheme != "deepspeed" else f"ZeRO-{stage}"
-        return f"{name}: {_OWNED[stage]} split over {one.shards:,} devices"
+        owned = _OWNED[1] if one.scheme == "megatron" else _OWNED[stage]
+        return f"{name}: {owned} split over {one.shards:,} devices"
 
     return change
 
 
 def _sharding_cost(stage: int) -> Callable[[Job, Job], str]:
     def cost(before: Job, after: Job) -> str:
-        moved = _weight_bytes(after)
-        if stage < 3:
-            return f"none beside DDP: {format_gib(2 * moved)} a step through each device's interconnect, as an all-reduce has it"
-        again = isinstance(after.workload, Training) and after.workload.checkpointing != "none"
+        moved, replicas = _traffic(before, after)
+        what = "weights gathered twice and gradients scattered once" if stage == 3 else "gradients scattered and weights gathered"
         return (
-            f"weights gathered twice and gradients scattered once: {format_gib(3 * moved)} a step on each device, "
-            f"1.5 times DDP's traffic{'; nothing more under checkpointing' if again else ''}"
+            f"{what}: {format_gib(moved)} a step through each device's interconnect, where replicas (DDP) take "
+            f"{format_gib(replicas)}"
         )
 
     return cost
@@ -139,7 +155,9 @@ def _tensor_applies(degree: int) -> Callable[[Job], bool]:
         if cluster is None or one.tp >= degree or degree > cluster.devices_per_node:
             return False
         rest = one.pp * one.cp * degree
-        return cluster.count % rest == 0 and tensor_reason(job.model, degree) is None
+        if cluster.count % rest or _leaves(job, degree, one.pp) % one.ep:
+            return False
+        return refusal(one._replace(tp=degree), runtime_of(job)) is None and tensor_reason(job.model, degree) is None
 
     return applies
 
@@ -208,6 +226,8 @@ def _pipeline_applies(degree: int) -> Callable[[Job], bool]:
         cluster, one = job.cluster, layout_of(job)
         if cluster is None or one.pp >= degree or cluster.count % (one.tp * one.cp * degree):
             return False
+        if _leaves(job, one.tp, degree) % one.ep or refusal(one._replace(pp=degree), runtime_of(job)) is not None:
+            return False
         return pipeline_reason(job.model, degree, virtual_stages=one.virtual_stages, split=stage_split(job)) is None
 
     return applies
@@ -218,9 +238,10 @@ def _pipeline_cost(before: Job, after: Job) -> str:
     if isinstance(workload, Inference):
         return f"each token passes {one.pp} stages in turn: latency as on one device, throughput with several requests"
     p = one.pp
-    m = workload.grad_accum if workload.grad_accum > 1 else 4 * p
+    m = workload.grad_accum if workload.grad_accum > 1 else p
     bubble = 100 * (p - 1) / (m + p - 1)
-    idle = f"idle {bubble:.0f} % of the time with {m} micro-batches a step ((p - 1) / (m + p - 1))"
+    fewest = "" if workload.grad_accum > 1 else ", as many as fill it; more make it less"
+    idle = f"idle {bubble:.0f} % of the time with {m} micro-batches a step ((p - 1) / (m + p - 1)){fewest}"
     return f"{idle}; hidden states pass from stage to stage"
 
 
@@ -270,6 +291,7 @@ def _offloaded_states(job: Job) -> int:
 OFFLOAD_OPTIMIZER = Lever(
     name="offload-optimizer",
     group="offload",
+    last_resort=True,
     why_here="the same update, on the host: slow",
     applies=_offloads,
     edit=lambda job: with_layout(job, offload="optimizer"),
@@ -279,6 +301,26 @@ OFFLOAD_OPTIMIZER = Lever(
         "step, and the update on the CPU: often half the speed or less"
     ),
     flags=lambda job: ('"offload_optimizer": {"device": "cpu"}',),
+)
+
+
+OFFLOAD_PARAMS = Lever(
+    name="offload-params",
+    group="offload",
+    last_resort=True,
+    why_here="the same update with everything on the host: very slow",
+    applies=lambda job: isinstance(job.workload, Training) and layout_of(job).zero == 3 and layout_of(job).offload != "params",
+    edit=lambda job: with_layout(job, offload="params"),
+    change=lambda before, after: "weights, gradients and optimizer states in host memory",
+    cost=lambda before, after: (
+        "every layer's weights over the host bus in forward and in backward, gradients back, and the update on the CPU: several "
+        "times slower"
+    ),
+    flags=lambda job: (
+        ('"offload_param": {"device": "cpu"}', '"offload_optimizer": {"device": "cpu"}')
+        if layout_of(job).scheme == "deepspeed"
+        else ("CPUOffloadPolicy()",)
+    ),
 )
 
 

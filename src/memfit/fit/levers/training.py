@@ -9,7 +9,7 @@ from memfit.account.layout import layout_of
 from memfit.fit.levers.adapters import LORA, QLORA
 from memfit.fit.levers.common import ATTENTION, MIXER_KERNELS, has_bf16, is_trainer, method_of, training_of
 from memfit.fit.levers.lever import Lever, with_workload
-from memfit.fit.levers.spread import FSDP, OFFLOAD_OPTIMIZER, PIPELINE, SEQUENCE, TENSOR, ZERO_1, ZERO_2
+from memfit.fit.levers.spread import FSDP, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMS, PIPELINE, SEQUENCE, TENSOR, ZERO_1, ZERO_2
 from memfit.job import FineTuning, Job
 from memfit.options import options_of
 from memfit.precision import DTYPE_BYTES
@@ -353,5 +353,5 @@ BF16_TRUE = Lever(
 TRAINING_LEVERS = (
     ATTENTION, MIXER_KERNELS, FUSED_ADAMW, FUSED_LOSS, EVAL_ACCUMULATION, ZERO_1, ZERO_2, FSDP, MICRO_BATCH,
     OPTIMIZER_IN_BACKWARD, SELECTIVE, CHECKPOINTING, OFFLOADED, SEQUENCE, *TENSOR, ADAMW_8BIT, PAGED_ADAMW_8BIT, ADAFACTOR,
-    OFFLOAD_OPTIMIZER, *PIPELINE, BF16_TRUE, LORA, QLORA,
+    OFFLOAD_OPTIMIZER, *PIPELINE, BF16_TRUE, OFFLOAD_PARAMS, LORA, QLORA,
 )  # fmt: skip
