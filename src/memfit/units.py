@@ -63,7 +63,7 @@ def parse_count(text: str) -> int:
 
 def parse_tokens(text: str) -> int:
     """Tokens from `8192`, `128k` (= 131,072) or `1M` (= 1,048,576). Raises `UsageError`."""
-    return _parse(text, _TOKEN_UNITS, "a number of tokens", "8192 or 128k")
+    return _parse(text, _TOKEN_UNITS, "a whole number", "8, 8192 or 128k")
 
 
 def parse_fraction(text: str) -> float:

@@ -47,7 +47,7 @@ def _reason(job: Job, workload: Training, seq: int) -> str | None:
         return "images have a fixed number of tokens, which are not shared"
     if model.states:
         return f"layers of {model.family} carry a state from token to token, which devices would have to wait for"
-    if not model.attention_kernels:
+    if not model.attention_kernels or model.family == "counts":
         return f"nothing is known of the attention of {model.family}"
     if workload.attention == "eager" or workload.attention not in model.attention_kernels:
         return "eager attention needs all keys at once: take --attention flash or sdpa"

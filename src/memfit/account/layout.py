@@ -209,7 +209,8 @@ def _left(devices: int, degrees: dict[str, int | None], job: Job) -> int:
     named = {name: value for name, value in degrees.items() if value is not None and value > 1}
     product = prod(named.values())
     if devices % product:
-        raise UsageError(f"{_said(named)} does not divide the {devices:,} devices of --on")
+        many = f"{devices:,} devices" if devices > 1 else "one device"
+        raise UsageError(f"{_said(named)} does not divide the {many} of --on")
     return devices // product
 
 
@@ -222,14 +223,20 @@ def _said(named: dict[str, int]) -> str:
 def _check_product(filled: Parallelism, devices: int | None, job: Job) -> None:
     named = {name: getattr(filled, name) for name in DEGREES if getattr(filled, name) > 1}
     if devices is not None and prod(named.values()) != devices:
-        raise UsageError(f"{_said(named) or 'one device'}: --on has {devices:,} devices; the degrees multiply to their number")
+        given = _said(named) or "one device"
+        more = "" if filled.zero else ", or split states over the rest with --fsdp or --zero"
+        raise UsageError(f"{given}: --on has {devices:,} devices; the degrees multiply to their number{more}")
 
 
 def _check_experts(filled: Parallelism, job: Job) -> None:
     ep = filled.ep or 1
     data = prod(getattr(filled, name) for name in ("dp_replicate", "dp_shard", "cp"))
     if ep > 1 and isinstance(job.workload, Training) and data % ep:
-        raise UsageError(f"--ep {ep} takes its devices from the {data:,} data-parallel ones, which it does not divide")
+        legal = [one for one in range(1, min(ep, data) + 1) if data % one == 0]
+        raise UsageError(
+            f"--ep {ep} takes its devices from the {data:,} data-parallel ones, which it does not divide: take --ep {legal[-1]}, "
+            "or less of --tp and --pp"
+        )
 
 
 def _sequence_parallel(given: Parallelism, runtime: Runtime, choices: Choices) -> bool:
