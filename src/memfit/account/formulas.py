@@ -17,17 +17,26 @@ from memfit.job import FineTuning, Inference, Job, Training
 from memfit.kernels import KernelPolicy
 from memfit.kernels.sets import KERNEL_SETS
 from memfit.model import AXES
+from memfit.parallel.legality import expert_counts
 from memfit.precision import DTYPE_BYTES, KV_BYTES_X2
 
 if TYPE_CHECKING:
     from memfit.account.compilation import Compiled
 
 
-def _divided(text: str, parts: int) -> str:
-    """`8,030,261,248 x 4 B / 8`: one device's part."""
+def _divided(text: str, parts: int, experts: int = 0) -> str:
+    """`8,030,261,248 x 4 B / 8`: one device's part; `experts`: parts of the experts, where they are others."""
     if parts == 1:
         return text
-    return f"({text}) / {parts}" if " + " in text else f"{text} / {parts}"
+    part = f"({text}) / {parts:,}" if " + " in text else f"{text} / {parts:,}"
+    return part + (f" (experts / {experts:,})" if experts else "")
+
+
+def _part(job: Job, compiled: Compiled, text: str, *, split: bool) -> str:
+    """One device's part under the job's sharding; devices of --ep hold other experts, so fewer of them share each."""
+    sharding = compiled.sharding
+    others = sharding.expert_degree != sharding.degree and bool(expert_counts(job.model))
+    return _divided(text, sharding.degree, sharding.expert_degree if others else 0) if split else text
 
 
 def _stored(compiled: Compiled, dtype: str = "") -> KernelPolicy:
@@ -41,7 +50,7 @@ def _weights(job: Job, compiled: Compiled) -> str:
     kernels = _stored(compiled)
     sharding = compiled.sharding
     text = _whole_weights(job, compiled, kernels)
-    return _divided(text, sharding.degree) if sharding.splits_weights else text
+    return _part(job, compiled, text, split=sharding.splits_weights)
 
 
 def _whole_weights(job: Job, compiled: Compiled, kernels: KernelPolicy) -> str:
@@ -108,7 +117,7 @@ def _gradients(job: Job, compiled: Compiled) -> str:
     what, element = _trained(job, compiled, sharding.gradient if sharding.master else "")
     text = what + element
     if sharding.scheme:
-        return "in host memory" if _gone(compiled) else _divided(text, sharding.degree if sharding.splits_gradients else 1)
+        return "in host memory" if _gone(compiled) else _part(job, compiled, text, split=sharding.splits_gradients)
     if workload.optimizer_in_backward:
         return f"of {text}, those of one operation at a time"
     beside = {"copies": " x 2 (gradients, and DDP's buckets)", "views": " (in DDP's buckets)"}
@@ -136,7 +145,7 @@ def _optimizer(job: Job, compiled: Compiled) -> str:
     optimizer = compiled.optimizer or find_optimizer(workload.optimizer)
     sharding = compiled.sharding
     text = _whole_states(optimizer, *_trained(job, compiled, sharding.master), compiled)
-    return _divided(text, sharding.degree) if sharding.splits_states else text
+    return _part(job, compiled, text, split=sharding.splits_states)
 
 
 def _master(job: Job, compiled: Compiled) -> str:
@@ -145,8 +154,7 @@ def _master(job: Job, compiled: Compiled) -> str:
         size = DTYPE_BYTES[compiled.kernels.precision.master]
         return f"{compiled.profile.trained_parameters:,} x {size} B, which the optimizer updates, beside the 16-bit weights"
     what, element = _trained(job, compiled, sharding.master)
-    parts = sharding.degree if sharding.splits_states else 1
-    return f"{_divided(what + element, parts)} ({sharding.rules.title})"
+    return f"{_part(job, compiled, what + element, split=sharding.splits_states)} ({sharding.rules.title})"
 
 
 def _gone(compiled: Compiled) -> bool:
