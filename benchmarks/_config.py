@@ -15,3 +15,8 @@ LLAMA_70B: dict[str, Any] = {
     **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
 }  # fmt: skip
 """Llama-3.1-70B: 80 layers."""
+
+LLAMA_405B: dict[str, Any] = {
+    **LLAMA_8B, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
+}  # fmt: skip
+"""Llama-3.1-405B: 126 layers."""

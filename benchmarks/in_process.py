@@ -15,20 +15,27 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from _config import LLAMA_70B
+from _config import LLAMA_70B, LLAMA_405B
 from _table import Figure, show
 
 from memfit import account, fit
 from memfit.account.profile import Numbers, evaluate
 from memfit.devices import parse_cluster
 from memfit.families import build_model
-from memfit.job import FineTuning, Inference, Job, Training, Workload
+from memfit.job import FineTuning, Inference, Job, Overheads, Parallelism, Training, Workload
 
 WORKLOADS: dict[str, Workload] = {
     "train": Training(batch=2, seq=4096),
     "finetune (QLoRA)": FineTuning(method="qlora", batch=2, seq=4096),
     "infer": Inference(context=8192, concurrency=4),
 }
+LAYOUTS: dict[str, tuple[Parallelism, str]] = {
+    "fsdp 512": (Parallelism(fsdp=True), "hf"),
+    "tp 8 x fsdp 64": (Parallelism(tp=8, fsdp=True), "hf"),
+    "tp 8 x pp 8 x fsdp 8": (Parallelism(tp=8, pp=8, fsdp=True), "torchtitan"),
+}
+"""Of 405B parameters on 64 machines of 8 devices, with every layer recomputed."""
+CLUSTER_LIMIT_MS = 30.0
 NEW_LIMIT_MS, REPEATED_LIMIT_US, ANSWER_LIMIT_MS, ARRAY_LIMIT = 1.0, 50.0, 10.0, 300_000.0
 SWEEP = 100_000
 
@@ -83,6 +90,22 @@ def whole_answer(workload: Workload) -> float:
     return 1e3 * seconds(prepare, 60)
 
 
+def answer_over_devices(layout: Parallelism, runtime: str) -> float:
+    """The same of a model on 512 devices, with every distinct rank."""
+
+    def prepare() -> Callable[[], object]:
+        job = Job(
+            model=build_model(LLAMA_405B, name="llama-3.1-405b", source="benchmark"),
+            workload=Training(batch=1, seq=8192, checkpointing="full"),
+            cluster=parse_cluster("64x8xh100"),
+            parallelism=layout,
+            overheads=Overheads(runtime=runtime),
+        )
+        return lambda: fit.answer(job)
+
+    return 1e3 * seconds(prepare, 20)
+
+
 def array_path(workload: Workload) -> float:
     """Evaluations a second over an array of jobs that differ in their numbers."""
     import numpy as np
@@ -113,6 +136,8 @@ def main() -> int:
         figures.append(Figure(f"{name}: whole answer", whole_answer(workload), ANSWER_LIMIT_MS, "ms"))
         figures.append(Figure(f"{name}: array path", array_path(workload), ARRAY_LIMIT, "/s", at_least=True))
         gc.collect()
+    for name, (layout, runtime) in LAYOUTS.items():
+        figures.append(Figure(f"405B, {name}: whole answer", answer_over_devices(layout, runtime), CLUSTER_LIMIT_MS, "ms"))
     return show(figures)
 
 
