@@ -100,7 +100,7 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
         worth = current.peak.device_bytes * USEFUL_HEADROOM
         useful = [one for one in trials if one.fits == "yes" and _saved(current, one) >= worth]
         return Ladder(recommendations=_shown(useful, current), best=None, trials=tuple(trials))
-    singles = [_try((lever,), job, estimate, least) for lever in levers]
+    singles = _singles(job, estimate, levers, least)
     if fits is None:
         return Ladder(recommendations=_shown(_worth(singles, current), current), best=None, trials=tuple(singles))
     fitting = [trial for trial in singles if trial.is_enough]
@@ -112,6 +112,27 @@ def climb(job: Job, estimate: EstimateFunction, current: Estimate, least: LeastF
         shown = [*([first] if first else []), *fitting, *others]
         return Ladder(recommendations=_shown(shown, current), best=best, trials=tuple(singles))
     return _combine(job, estimate, current, levers, singles, least)
+
+
+def _singles(job: Job, estimate: EstimateFunction, levers: Sequence[Lever], least: LeastFunction | None) -> list[Trial]:
+    """Every lever alone, in order of cost.
+
+    Of degrees of tensor or pipeline parallelism those up to the first that is enough; if none is, the largest stands for all.
+    """
+    found: list[Trial] = []
+    for lever in levers:
+        degrees = [one for one in levers if one.group == lever.group] if lever.spreads else [lever]
+        if lever is not degrees[0]:
+            continue
+        strongest = _try((degrees[-1],), job, estimate, least)
+        if len(degrees) == 1 or not strongest.is_enough:
+            found.append(strongest)
+            continue
+        for one in degrees:
+            found.append(strongest if one is degrees[-1] else _try((one,), job, estimate, least))
+            if found[-1].is_enough:
+                break
+    return found
 
 
 def _rules_out(job: Job, current: Estimate, least_bytes: int) -> bool:
