@@ -140,3 +140,11 @@ def test_what_leaves_devices_to_others_is_tried_before_pipelines() -> None:
     ladder = climb(job, sharded, sharded(job))
     assert ladder.best is not None
     assert [lever.name for lever in ladder.best.levers] == ["fsdp", "checkpointing"]
+
+
+def test_8_bit_states_under_fsdp2_are_torchaos() -> None:
+    """bitsandbytes' kernels do not take DTensors."""
+    lever = next(one for one in levers_for(on(MILLION, 8)) if one.name == "adamw-8bit")
+    sharded_job = with_layout(on(MILLION, 8), zero=3, scheme="fsdp2")
+    assert lever.flags(sharded_job) == ("torchao.optim.AdamW8bit(...)",)
+    assert lever.flags(on(MILLION, 8)) == ("bitsandbytes.optim.AdamW8bit(...)",)

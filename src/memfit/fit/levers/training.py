@@ -279,6 +279,12 @@ def _wants_8_bit(job: Job) -> bool:
     return training_of(job).optimizer in _WITH_32_BIT_STATES and method_of(job) == "full"
 
 
+def _adamw_8bit_flags(job: Job) -> tuple[str, ...]:
+    if layout_of(job).scheme == "fsdp2":  # bitsandbytes' kernels do not take DTensors (bitsandbytes#1633); torchao's states do
+        return ("--optim adamw_torch_8bit  # torchao",) if is_trainer(job) else ("torchao.optim.AdamW8bit(...)",)
+    return _spell("--optim adamw_bnb_8bit", "bitsandbytes.optim.AdamW8bit(...)")(job)
+
+
 ADAMW_8BIT = Lever(
     name="adamw-8bit",
     group="optimizer",
@@ -288,9 +294,10 @@ ADAMW_8BIT = Lever(
     change=lambda before, after: "8-bit AdamW",
     # Dettmers et al. 2022 (arXiv:2110.02861): 8-bit states match 32-bit ones over a range of tasks.
     cost=lambda before, after: (
-        "states rounded to 8 bits, 2.03 B per parameter: final loss as with 32 bits in published runs; needs bitsandbytes"
+        "states rounded to 8 bits, 2.03 B per parameter: final loss as with 32 bits in published runs; needs bitsandbytes, "
+        "under FSDP2 torchao"
     ),
-    flags=_spell("--optim adamw_bnb_8bit", "bitsandbytes.optim.AdamW8bit(...)"),
+    flags=_adamw_8bit_flags,
 )
 
 PAGED_ADAMW_8BIT = Lever(
