@@ -69,6 +69,7 @@ def test_without_devices_the_degrees_say_how_many_there_are() -> None:
         ("8xh100", {"schedule": "gpipe"}, "give --pp as well"),
         ("8xh100", {"offload": "optimizer"}, "give --zero or --fsdp as well"),
         ("8xh100", {"offload": "params", "zero": 2}, "--zero 3 or --fsdp"),
+        ("8xh100", {"fsdp": True, "zero_init": False}, "--no-zero-init is a habit of DeepSpeed's ZeRO"),
         ("8xh100", {"ep": 3}, "--ep 3 takes its devices from the 8 data-parallel ones"),
     ],
 )

@@ -130,6 +130,8 @@ def resolve_parallelism(job: Job, runtime: Runtime, choices: Choices) -> Paralle
         sp=_sequence_parallel(given, runtime, choices),
         sharding=_scheme(given, zero, runtime, choices),
     )
+    if not filled.zero_init and filled.sharding != "deepspeed":
+        raise UsageError("--no-zero-init is a habit of DeepSpeed's ZeRO: leave it out, or say --zero with --sharding deepspeed")
     reason = refusal(layout_of(job.replace(parallelism=filled)), runtime)
     if reason is not None:
         raise UsageError(reason)
